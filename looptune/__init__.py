@@ -1,0 +1,1 @@
+"""looptune: fast, verified CPU kernels for tensor contractions."""

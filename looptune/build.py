@@ -1,0 +1,56 @@
+"""From a plan and its schedules to a kernel: the one place where the stages meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from looptune.backends import backend_for
+from looptune.errors import ScheduleError
+from looptune.ir import Nest, Plan, plan_of
+from looptune.legalize import legalize
+from looptune.lower import lower
+from looptune.program import Program
+from looptune.runtime.kernel import Kernel, Stage
+from looptune.schedule import Schedule
+from looptune.target import Target
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Programs and machine code of one nest, and the seconds they took."""
+
+    programs: tuple[Program, ...]
+    codes: tuple[bytes, ...]
+    seconds: float
+
+
+def generate(schedule: Schedule, target: Target) -> Generated:
+    """Lower, legalize and encode one schedule."""
+    start = time.perf_counter()
+    programs = tuple(legalize(program) for program in lower(schedule, target))
+    emit = backend_for(target)
+    codes = tuple(emit(program) for program in programs)
+    return Generated(programs, codes, time.perf_counter() - start)
+
+
+def build(
+    plan: Plan | Nest, schedules: Sequence[Schedule], target: Target, *, origin: str = "schedule"
+) -> Kernel:
+    """A callable kernel for `plan`, one schedule a nest. Runs nothing and verifies nothing."""
+    plan = plan_of(plan) if isinstance(plan, Nest) else plan
+    if [s.nest.key for s in schedules] != [nest.key for nest in plan.nests]:
+        raise ScheduleError(
+            f"{len(schedules)} schedules do not belong to the plan's {len(plan.nests)} nests"
+        )
+    number = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
+    stages: list[Stage] = []
+    programs: list[Program] = []
+    for nest, schedule in zip(plan.nests, schedules, strict=True):
+        made = generate(schedule, target)
+        tensors = tuple(number[operand.name] for operand in nest.operands)
+        for program, code in zip(made.programs, made.codes, strict=True):
+            stages.append(Stage(code, tensors, program.scratch_bytes, program.trips))
+            programs.append(program)
+    return Kernel(plan, tuple(schedules), tuple(stages), target, origin, tuple(programs))

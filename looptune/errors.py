@@ -1,0 +1,58 @@
+"""Every error looptune raises on purpose.
+
+LooptuneError
+├── SpecError          a workload that cannot be described (also a ValueError)
+├── NestError          an ill-formed loop nest (also a ValueError)
+├── ScheduleError      a primitive that would change the meaning, or names no loop
+├── LoweringError      a schedule over a stated limit of the target
+├── ArgumentError      a call argument the kernel cannot take (also a ValueError)
+│   └── ArgumentTypeError   its kind or dtype (also a TypeError)
+├── UnsupportedError   known, but not supported: dtype, operator, epilogue, strategy
+├── UnsupportedHostError    this machine cannot run the kernel
+├── ExecutableMemoryError   the operating system refused executable memory
+└── VerificationError  a kernel's result differs from the reference
+"""
+
+
+class LooptuneError(Exception):
+    """The root of the tree."""
+
+
+class SpecError(LooptuneError, ValueError):
+    """A workload description that has no meaning: says which part, and what would do."""
+
+
+class NestError(LooptuneError, ValueError):
+    """A loop nest that breaks an invariant of the IR."""
+
+
+class ScheduleError(LooptuneError):
+    """A schedule primitive that does not apply where it was asked for."""
+
+
+class LoweringError(LooptuneError):
+    """A schedule that would exceed a limit of the target: code size, registers, displacement."""
+
+
+class ArgumentError(LooptuneError, ValueError):
+    """A call argument of the wrong shape, layout or aliasing."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """A call argument of the wrong kind or dtype."""
+
+
+class UnsupportedError(LooptuneError):
+    """A feature looptune knows of and does not have; names what is supported."""
+
+
+class UnsupportedHostError(LooptuneError):
+    """A kernel for an instruction set this machine lacks."""
+
+
+class ExecutableMemoryError(LooptuneError):
+    """Executable memory was refused; names the policy that refused it."""
+
+
+class VerificationError(LooptuneError):
+    """A kernel's result is outside the error bound of the reference."""

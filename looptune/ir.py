@@ -1,0 +1,343 @@
+"""What is computed: loop nests over affine accesses, and plans of several nests.
+
+A `Nest` reads as mathematics. For every point of its spatial axes
+
+    output[access] (+)= reduce over the reduction axes of  input_0[access] * input_1[access]
+
+with one or two inputs; the reduction is a sum, a maximum or a minimum. Nothing here says in
+which order: that is `looptune.schedule`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from looptune.errors import NestError
+
+DType = Literal["float32", "float64"]
+Reduction = Literal["add", "max", "min"]
+
+ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8}
+IDENTITY: dict[str, float] = {"add": 0.0, "max": -math.inf, "min": math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One iteration variable; a reduction axis does not appear in the output."""
+
+    name: str
+    extent: int
+    reduction: bool = False
+
+    def __post_init__(self) -> None:
+        if self.extent < 0:
+            raise NestError(f"axis {self.name} has extent {self.extent}; extents start at 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a tensor and the index a nest gives it.
+
+    `index = offset + sum(coefficients[a] * axis_a)`; `stride` is in elements, and `size` bounds
+    the index. The stride of a dimension of size 1 means nothing and is stored as 0.
+    """
+
+    size: int
+    stride: int
+    coefficients: tuple[int, ...]
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise NestError(f"a dimension has size {self.size}; sizes start at 0")
+        if self.size <= 1 and self.stride:
+            object.__setattr__(self, "stride", 0)
+
+    def bounds(self, axes: tuple[Axis, ...]) -> tuple[int, int]:
+        """Smallest and largest index over the whole iteration space (extents of at least 1)."""
+        reach = [c * (axis.extent - 1) for c, axis in zip(self.coefficients, axes, strict=True)]
+        low = self.offset + sum(r for r in reach if r < 0)
+        return low, self.offset + sum(r for r in reach if r > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor and the affine access a nest makes to it.
+
+    Reads outside the tensor give `fill`: this is what padding means. Writes may not leave it.
+    """
+
+    name: str
+    dtype: DType
+    dims: tuple[Dim, ...]
+    fill: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor's dimensions."""
+        return tuple(dim.size for dim in self.dims)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the tensor's dimensions, in elements."""
+        return tuple(dim.stride for dim in self.dims)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def base(self) -> int:
+        """Address, in elements, of the point where every axis is 0."""
+        return sum(dim.stride * dim.offset for dim in self.dims)
+
+    def stride_of(self, axis: int) -> int:
+        """Elements by which the address moves when axis number `axis` moves by one."""
+        return sum(dim.stride * dim.coefficients[axis] for dim in self.dims)
+
+    def overhang(self, axes: tuple[Axis, ...]) -> tuple[tuple[int, int], ...]:
+        """Per dimension, how far the access reaches below index 0 and beyond the last one."""
+        found = []
+        for dim in self.dims:
+            low, high = dim.bounds(axes)
+            found.append((max(0, -low), max(0, high - dim.size + 1)))
+        return tuple(found)
+
+    def needs_fill(self, axes: tuple[Axis, ...]) -> bool:
+        """Whether some point of the iteration space reads outside the tensor."""
+        if any(axis.extent == 0 for axis in axes):
+            return False
+        return any(low or high for low, high in self.overhang(axes))
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A perfect loop nest: axes in written order, one output, one or two inputs.
+
+    Two inputs are multiplied; one is taken as it is. `accumulate` adds to (or maximises with)
+    what the output held; otherwise the output's old contents are never read. Raises `NestError`
+    for accesses that do not fit the axes, writes outside the output, or two points of the
+    spatial axes that write one element.
+    """
+
+    axes: tuple[Axis, ...]
+    output: Operand
+    inputs: tuple[Operand, ...]
+    reduction: Reduction = "add"
+    accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) not in (1, 2):
+            raise NestError(f"a nest reads one or two operands, not {len(self.inputs)}")
+        if self.reduction not in IDENTITY:
+            raise NestError(f"reduction {self.reduction!r} is none of {sorted(IDENTITY)}")
+        for operand in self.operands:
+            check_access(operand, self.axes, self.output.dtype)
+        check_output(self.output, self.axes)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The output, then the inputs: the order of a kernel's pointers."""
+        return (self.output, *self.inputs)
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of every operand."""
+        return self.output.dtype
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Numbers of the axes that appear in the output."""
+        return tuple(i for i, axis in enumerate(self.axes) if not axis.reduction)
+
+    @property
+    def reductions(self) -> tuple[int, ...]:
+        """Numbers of the axes that are summed (or maximised) away."""
+        return tuple(i for i, axis in enumerate(self.axes) if axis.reduction)
+
+    @property
+    def points(self) -> int:
+        """Points of the iteration space."""
+        return math.prod(axis.extent for axis in self.axes)
+
+    @property
+    def flops(self) -> int:
+        """Two operations a point for a product, one for a bare reduction."""
+        return self.points * (2 if len(self.inputs) == 2 else 1 if self.reductions else 0)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: each element that is touched moves once."""
+        return sum(math.prod(op.shape) * op.item_bytes for op in self.operands)
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the canonical nest: equal for equal problems, whatever the names.
+
+        Axis and tensor names and the strides of size-1 dimensions do not enter; dilation,
+        groups, padding, layout, dtype and accumulation do, as coefficients, offsets and strides.
+        """
+        axes = [[axis.extent, axis.reduction] for axis in self.axes]
+        operands = [
+            [op.dtype, op.fill if op.needs_fill(self.axes) else 0.0]
+            + [[d.size, d.stride, d.coefficients, d.offset] for d in op.dims]
+            for op in self.operands
+        ]
+        text = json.dumps([axes, operands, self.reduction, self.accumulate])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __str__(self) -> str:
+        names = [axis.name for axis in self.axes]
+        extents = ", ".join(f"{axis.name}={axis.extent}" for axis in self.axes)
+        reads = " * ".join(access_text(op, names) for op in self.inputs)
+        sign = {"add": "+=", "max": "max=", "min": "min="}[self.reduction]
+        sign = sign if self.reductions or self.accumulate else "="
+        return f"{access_text(self.output, names)} {sign} {reads}  [{extents}; {self.dtype}]"
+
+
+def access_text(operand: Operand, names: list[str]) -> str:
+    """`A[m, 2*h + r - 1]`: one index expression a dimension."""
+    indices = []
+    for dim in operand.dims:
+        terms = [
+            name if c == 1 else f"{c}*{name}"
+            for c, name in zip(dim.coefficients, names, strict=True)
+            if c
+        ]
+        text = " + ".join(terms)
+        if dim.offset or not terms:
+            sign = " - " if dim.offset < 0 else " + "
+            text = f"{text}{sign}{abs(dim.offset)}" if terms else str(dim.offset)
+        indices.append(text)
+    return f"{operand.name}[{', '.join(indices)}]"
+
+
+def check_access(operand: Operand, axes: tuple[Axis, ...], dtype: DType) -> None:
+    """Raise `NestError` unless the access names every axis and the dtype is the nest's."""
+    if operand.dtype not in ITEM_BYTES:
+        raise NestError(f"{operand.name} has dtype {operand.dtype}; {sorted(ITEM_BYTES)} would do")
+    if operand.dtype != dtype:
+        raise NestError(f"{operand.name} is {operand.dtype} in a {dtype} nest")
+    for number, dim in enumerate(operand.dims):
+        if len(dim.coefficients) != len(axes):
+            raise NestError(
+                f"{operand.name} dimension {number} has {len(dim.coefficients)} coefficients "
+                f"for {len(axes)} axes"
+            )
+
+
+def check_output(output: Operand, axes: tuple[Axis, ...]) -> None:
+    """Raise `NestError` unless writes stay inside and are injective in the spatial axes."""
+    if any(axis.extent == 0 for axis in axes if not axis.reduction):
+        return
+    for i, axis in enumerate(axes):
+        if axis.reduction and any(dim.coefficients[i] for dim in output.dims):
+            raise NestError(f"reduction axis {axis.name} appears in output {output.name}")
+    inside = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in axes)
+    if output.needs_fill(inside):
+        raise NestError(f"writes to {output.name} leave its shape {output.shape}")
+    strides = sorted(
+        (abs(output.stride_of(i)), axis.extent, axis.name)
+        for i, axis in enumerate(axes)
+        if not axis.reduction and axis.extent > 1
+    )
+    reach = 0  # mixed radix: each stride must clear everything the smaller ones can reach
+    for stride, extent, name in strides:
+        if stride <= reach:
+            raise NestError(
+                f"two points along {name} write one element of {output.name}: "
+                f"its stride {stride} does not clear the {reach} elements below it"
+            )
+        reach += stride * (extent - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array of a plan: an argument, the result or a temporary. Strides in elements."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from the first to the last element; temporaries are contiguous."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides of `shape`, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Nests run one after another; operands are matched to tensors by name.
+
+    Most plans hold one nest. `temporaries` live from the first nest that writes them.
+    """
+
+    nests: tuple[Nest, ...]
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    temporaries: tuple[Tensor, ...] = ()
+    spec: str = ""
+
+    def __post_init__(self) -> None:
+        known = {tensor.name: tensor for tensor in self.tensors}
+        if len(known) != len(self.tensors):
+            raise NestError(f"two tensors of the plan share a name: {[t.name for t in self.tensors]}")
+        for nest in self.nests:
+            for operand in nest.operands:
+                tensor = known.get(operand.name)
+                if tensor is None:
+                    raise NestError(f"the plan has no tensor {operand.name!r}; it has {sorted(known)}")
+                if tensor.shape != operand.shape or tensor.dtype != operand.dtype:
+                    raise NestError(
+                        f"{operand.name} is {tensor.dtype}{list(tensor.shape)} in the plan and "
+                        f"{operand.dtype}{list(operand.shape)} in a nest"
+                    )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The output, the inputs, then the temporaries: the order of a kernel's pointers."""
+        return (self.output, *self.inputs, *self.temporaries)
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of every tensor."""
+        return self.output.dtype
+
+    @property
+    def flops(self) -> int:
+        """Operations of all nests."""
+        return sum(nest.flops for nest in self.nests)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: inputs and output move once; temporaries may stay in cache."""
+        return sum(tensor.bytes for tensor in (self.output, *self.inputs))
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the nests' keys and of which tensor each operand is."""
+        number = {tensor.name: i for i, tensor in enumerate(self.tensors)}
+        text = json.dumps([[n.key, [number[op.name] for op in n.operands]] for n in self.nests])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __iter__(self) -> Iterator[Nest]:
+        return iter(self.nests)
+
+
+def plan_of(nest: Nest, spec: str = "") -> Plan:
+    """The plan that holds just `nest`."""
+    output, *inputs = (Tensor(op.name, op.dtype, op.shape, op.strides) for op in nest.operands)
+    return Plan((nest,), tuple(inputs), output, spec=spec)

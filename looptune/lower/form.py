@@ -1,0 +1,325 @@
+"""What a schedule means for registers: decided once, before any code is made.
+
+The rules are those of LoopNest (Wasti et al., arXiv 2205.00618), made total; ARCHITECTURE.md
+tells them with examples. A `Form` is the schedule's loops after
+
+1. dropping loops that make one trip,
+2. choosing the vector axis, whose innermost loop then steps by the vector length,
+3. strip-mining the spatial loops below the innermost reduction if they do not fit the
+   registers, and moving the strips outside of it,
+
+cut into three parts: real loops, reduction loops that roll around registers, and what unrolls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from looptune.errors import LoweringError
+from looptune.ir import Nest
+from looptune.schedule import Loop, Schedule
+from looptune.target import Target
+
+MAX_LOOPS = 64
+HARD_LIMIT = 16  # times the target's instruction limit: beyond it a schedule is refused
+
+Ranges = Mapping[int, tuple[int, ...]]  # per axis, every length its current piece can have
+Leaf = tuple[int, int]  # offset and lanes of one vector along the vector axis
+
+
+@dataclass(frozen=True)
+class Form:
+    """A schedule made ready for code: see the module's docstring.
+
+    `loops[:scope]` are real loops, the others lie inside the accumulator scope, where
+    `rolled` and then `unrolled` are its reduction loops and `tile` its spatial axes in order.
+    `ranges[p]` holds the range sets at position p. `vector` is None if no axis has two points.
+    """
+
+    nest: Nest
+    target: Target
+    loops: tuple[Loop, ...]
+    vector: int | None
+    scope: int
+    ranges: tuple[Ranges, ...]
+    tile: tuple[int, ...]
+    rolled: tuple[Loop, ...]
+    unrolled: tuple[Loop, ...]
+    parallel: int | None
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a full vector."""
+        return self.target.lanes(self.nest.dtype)
+
+    @property
+    def reduces_lanes(self) -> bool:
+        """Whether accumulators hold partial sums of one output element in their lanes."""
+        return self.vector is not None and self.nest.axes[self.vector].reduction
+
+    def leaves(self, extent: int) -> tuple[Leaf, ...]:
+        """The vectors that cover `extent` elements of the vector axis inside the scope."""
+        steps = [loop.step for loop in self.loops[self.scope :] if loop.axis == self.vector]
+        whole = not self.target.masks and not self.reduces_lanes and len(steps) <= 1
+        return vector_leaves(extent, steps or [self.lanes], self.lanes, overlap=whole)
+
+    def tile_ranges(self) -> Ranges:
+        """The range sets where the accumulator scope begins."""
+        return self.ranges[self.scope]
+
+
+def vector_leaves(
+    extent: int, steps: list[int], lanes: int, overlap: bool = False
+) -> tuple[Leaf, ...]:
+    """(offset, lanes) of each vector along `extent` elements cut by `steps`, outermost first.
+
+    With `overlap` a last partial vector is moved back to be a full one: it computes some
+    elements twice, and every element is loaded before any is stored.
+    """
+    if len(steps) > 1:
+        found: list[Leaf] = []
+        for start in range(0, extent, steps[0]):
+            inner = vector_leaves(min(steps[0], extent - start), steps[1:], lanes)
+            found += [(start + offset, width) for offset, width in inner]
+        return tuple(found)
+    full = [(start, lanes) for start in range(0, extent - lanes + 1, lanes)]
+    rest = extent % lanes
+    if rest and full and overlap:
+        return (*full, (extent - lanes, lanes))
+    return (*full, (extent - rest, rest)) if rest else tuple(full)
+
+
+def count_leaves(extent: int, steps: list[int]) -> int:
+    """How many vectors cover `extent` elements cut by `steps`."""
+    if not steps:
+        return 1
+    step, inner = steps[0], steps[1:]
+    if not inner:
+        return math.ceil(extent / step)
+    whole, rest = divmod(extent, step)
+    return whole * count_leaves(step, inner) + (count_leaves(rest, inner) if rest else 0)
+
+
+def inner_ranges(values: Iterable[int], step: int) -> tuple[int, ...]:
+    """Range set below a loop of `step` whose own range is one of `values`, largest first."""
+    values = tuple(values)
+    found = {value % step for value in values} - {0}
+    if any(value >= step for value in values):
+        found.add(step)
+    return tuple(sorted(found, reverse=True))
+
+
+def range_sets(nest: Nest, loops: tuple[Loop, ...]) -> tuple[Ranges, ...]:
+    """Range sets at every position, the last one below all loops."""
+    current: dict[int, tuple[int, ...]] = {a: (x.extent,) for a, x in enumerate(nest.axes)}
+    found = [current]
+    for loop in loops:
+        current = {**current, loop.axis: inner_ranges(current[loop.axis], loop.step)}
+        found.append(current)
+    return tuple(found)
+
+
+def footprint(nest: Nest, loops: tuple[Loop, ...], ranges: Ranges, vector: int | None) -> int:
+    """Accumulators needed to hold the output below `loops`: the most over the range sets."""
+    total = 1
+    for axis in {loop.axis for loop in loops if not nest.axes[loop.axis].reduction}:
+        steps = [loop.step for loop in loops if loop.axis == axis]
+        if axis == vector:
+            total *= max(count_leaves(extent, steps) for extent in ranges[axis])
+        else:
+            total *= max(ranges[axis])
+    return total
+
+
+def vector_cost(nest: Nest, axis: int, reach: int, lanes: int) -> float:
+    """Rough cycles a point if `axis`, in pieces of `reach` elements, is spread over the lanes."""
+    used = reach / math.ceil(reach / lanes)
+    length = math.prod(nest.axes[a].extent for a in nest.reductions)
+    reads = sum({0: 0.25, 1: 0.5}.get(op.stride_of(axis), 1.0 * lanes) for op in nest.inputs)
+    if nest.axes[axis].reduction:
+        return (1 + reads) / used + 8 / length
+    writes = 1 if nest.output.stride_of(axis) == 1 else 2 * lanes
+    return (1 + reads) / used + writes / used / length
+
+
+def choose_vector(schedule: Schedule, loops: tuple[Loop, ...], lanes: int) -> int | None:
+    """The schedule's vector axis, or by default the cheapest one, the innermost on a tie."""
+    if not loops:
+        return None
+    axes = {loop.axis for loop in loops}
+    if schedule.vector is not None:
+        return schedule.vector if schedule.vector in axes else None
+    nest = schedule.nest
+    reach = {a: nest.axes[a].extent for a in axes}
+    for outer in loops:
+        if outer.step > 1:
+            reach[outer.axis] = min(reach[outer.axis], outer.step)
+    candidates = dict.fromkeys(loop.axis for loop in reversed(loops))
+    return min(candidates, key=lambda a: vector_cost(nest, a, reach[a], lanes))
+
+
+def strip_mine(
+    nest: Nest, loops: tuple[Loop, ...], vector: int | None, budget: int
+) -> tuple[Loop, ...]:
+    """Split the spatial loops inside the innermost reduction by the register budget.
+
+    k m n    ->    m n:96 k n      (12 accumulators of 8 lanes; n over 96)
+
+    Without it every iteration of that reduction would load and store the whole output.
+    """
+    at = max(i for i, loop in enumerate(loops) if nest.axes[loop.axis].reduction)
+    inner = loops[at + 1 :]
+    ranges = range_sets(nest, loops)
+    first = len(inner)
+    while first and footprint(nest, inner[first - 1 :], ranges[at + first], vector) <= budget:
+        first -= 1
+    assert first, "strip_mine is for loops that do not fit"
+    cut, kept = inner[first - 1], inner[first:]
+    per_step = footprint(nest, kept, ranges[at + 1 + first], vector)
+    step = cut.step * max(1, budget // per_step)
+    pieces = (Loop(cut.axis, step), loops[at], cut) if step > cut.step else (cut, loops[at])
+    return (*loops[:at], *inner[: first - 1], *pieces, *kept)
+
+
+def first_fit(nest: Nest, loops: tuple[Loop, ...], vector: int | None, budget: int) -> int:
+    """The first position from the outside whose output footprint fits `budget` registers."""
+    ranges = range_sets(nest, loops)
+    for at in range(len(loops)):
+        if footprint(nest, loops[at:], ranges[at], vector) <= budget:
+            return at
+    return len(loops)
+
+
+def register_budget(nest: Nest, target: Target) -> int:
+    """Accumulators available: a maximum needs three more temporaries than a product-sum."""
+    return target.accumulators - (0 if nest.reduction == "add" else 3)
+
+
+def form_of(schedule: Schedule, target: Target) -> Form:
+    """Decide vector axis, scopes and unrolling; raises `LoweringError` over the target's limits."""
+    nest = schedule.nest
+    lanes = target.lanes(nest.dtype)
+    loops = schedule.canonical
+    if len(loops) > MAX_LOOPS:
+        raise LoweringError(f"{len(loops)} loops; at most {MAX_LOOPS} are lowered")
+    vector = choose_vector(schedule, loops, lanes)
+    loops = with_vector_step(loops, vector, lanes)
+    budget = register_budget(nest, target)
+    scope = first_fit(nest, loops, vector, budget)
+    reduces = [i for i, loop in enumerate(loops) if nest.axes[loop.axis].reduction]
+    if reduces and reduces[-1] < scope:
+        loops = strip_mine(nest, loops, vector, budget)
+        scope = first_fit(nest, loops, vector, budget)
+    shared = parallel_position(schedule, loops)
+    if shared is not None:
+        scope = max(scope, shared + 1)
+    ranges = range_sets(nest, loops)
+    tile = tile_axes(nest, loops[scope:], vector)
+    inside = tuple(loop for loop in loops[scope:] if nest.axes[loop.axis].reduction)
+    form = Form(nest, target, loops, vector, scope, ranges, tile, inside, (), shared)
+    return unroll(form, inside)
+
+
+def tile_axes(nest: Nest, loops: tuple[Loop, ...], vector: int | None) -> tuple[int, ...]:
+    """Spatial axes inside the scope, outermost first; lanes lie below everything."""
+    axes = [loop.axis for loop in loops]
+    axes += [] if vector is None else [vector]
+    return tuple(dict.fromkeys(a for a in axes if not nest.axes[a].reduction))
+
+
+def with_vector_step(loops: tuple[Loop, ...], vector: int | None, lanes: int) -> tuple[Loop, ...]:
+    """Let the innermost loop over the vector axis step by whole vectors."""
+    if vector is None:
+        return loops
+    at = max(i for i, loop in enumerate(loops) if loop.axis == vector)
+    return (*loops[:at], Loop(vector, lanes), *loops[at + 1 :])
+
+
+def parallel_position(schedule: Schedule, loops: tuple[Loop, ...]) -> int | None:
+    """Where the parallel loop ended up: outermost over its axis; None if it makes one trip."""
+    if schedule.parallel is None or schedule.trips(schedule.parallel) <= 1:
+        return None
+    axis = schedule.loops[schedule.parallel].axis
+    return next(i for i, loop in enumerate(loops) if loop.axis == axis)
+
+
+def unroll(form: Form, inside: tuple[Loop, ...]) -> Form:
+    """Roll reduction loops from the outside inward until body and kernel fit the limits."""
+    target = form.target
+    limit = target.unroll
+    while True:
+        at = 0
+        while at < len(inside) and body_size(form, inside[at:]) > limit:
+            at += 1
+        size = predicted_size(form, inside[:at], inside[at:])
+        if size <= target.code_instructions or at == len(inside):
+            break
+        limit //= 2
+    if size > HARD_LIMIT * target.code_instructions:
+        raise LoweringError(
+            f"the schedule would unroll into about {size} instructions; "
+            f"the limit is {HARD_LIMIT * target.code_instructions}: split or reorder the outer tile"
+        )
+    return Form(
+        form.nest, target, form.loops, form.vector, form.scope, form.ranges, form.tile,
+        inside[:at], inside[at:], form.parallel,
+    )  # fmt: skip
+
+
+def body_size(form: Form, unrolled: tuple[Loop, ...]) -> int:
+    """Multiply-adds in the largest straight-line body if `unrolled` unroll."""
+    ranges = form.tile_ranges()
+    tile = tile_size(form, {axis: max(ranges[axis]) for axis in form.tile})
+    below = dict(ranges)
+    for loop in form.loops[form.scope :]:
+        if loop in unrolled:
+            break
+        below[loop.axis] = inner_ranges(below[loop.axis], loop.step)
+    axes = {loop.axis for loop in unrolled}
+    return tile * math.prod(contributions(form, axis, max(below[axis]), unrolled) for axis in axes)
+
+
+def contributions(form: Form, axis: int, extent: int, unrolled: tuple[Loop, ...]) -> int:
+    """Terms each accumulator gets from `extent` points of reduction `axis`, lanes taken off."""
+    if axis != form.vector:
+        return extent
+    return count_leaves(extent, [loop.step for loop in unrolled if loop.axis == axis])
+
+
+def tile_size(form: Form, extents: Mapping[int, int]) -> int:
+    """Accumulators of the tile whose spatial axes have these extents."""
+    sizes = (len(form.leaves(n)) if a == form.vector else n for a, n in extents.items())
+    return math.prod(sizes)
+
+
+def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...]) -> int:
+    """Instructions of the whole nest, to within a small factor, without emitting any."""
+    ranges = form.tile_ranges()
+    tiles = 1
+    for axis in form.tile:
+        if axis == form.vector:
+            tiles *= sum(len(form.leaves(extent)) for extent in ranges[axis])
+        else:
+            tiles *= sum(ranges[axis])
+    terms = predicted_terms(form, rolled, unrolled, ranges)
+    return tiles * (2 + math.ceil(1.5 * terms)) + 20 * len(form.loops)
+
+
+def predicted_terms(
+    form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...], ranges: Ranges
+) -> int:
+    """Terms per accumulator over all bodies, the bodies of tails included."""
+    if not rolled:
+        axes = {loop.axis for loop in unrolled}
+        return math.prod(
+            sum(contributions(form, axis, extent, unrolled) for extent in ranges[axis])
+            for axis in axes
+        )
+    loop, *rest = rolled
+    pieces = inner_ranges(ranges[loop.axis], loop.step)
+    return sum(
+        predicted_terms(form, tuple(rest), unrolled, {**ranges, loop.axis: (piece,)})
+        for piece in pieces
+    )

@@ -1,0 +1,308 @@
+"""Loops around register tiles: pointers, counters, tails and first visits.
+
+Scalars are numbered from the inside out, so that a backend short of registers spills the outer
+ones. A loop whose range is not a multiple of its step computes `current = min(rest, step)` and
+keeps one body; only register tiles are specialised, by a switch over their range sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from looptune.lower.form import Form, inner_ranges
+from looptune.lower.region import (
+    Access,
+    Tile,
+    access_of,
+    across_lanes,
+    add_old,
+    body,
+    finish,
+    make_tile,
+    merge_copies,
+    reduction_terms,
+    start,
+)
+from looptune.program import (
+    BEGIN,
+    END,
+    Advance,
+    Base,
+    Case,
+    Const,
+    Copy,
+    IfZero,
+    Loop,
+    Min,
+    Op,
+    Restore,
+    Save,
+    Scale,
+    Set,
+    Step,
+    Subtract,
+    Switch,
+    While,
+)
+from looptune.schedule import Loop as ScheduleLoop
+
+
+class Dynamic(NamedTuple):
+    """A range known only at run time: the scalar that holds it and the values it can have."""
+
+    scalar: int
+    values: tuple[int, ...]
+
+
+Extent = int | Dynamic
+Extents = Mapping[int, Extent]
+Flag = int | Dynamic  # 0: the output is not yet written, 1: it is, or the scalar that knows
+Ops = tuple[Op, ...]
+
+
+class Place(NamedTuple):
+    """Where an operand lives: operand number (or SCRATCH) and byte offset of its element 0."""
+
+    operand: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A form with its addresses and scalar numbers; `constant` replaces all reads and sums.
+
+    Scalars of loop i: counter, range below it, first-visit flag, then one to save each pointer.
+    """
+
+    form: Form
+    accesses: tuple[Access, ...]
+    constant: float | None
+
+    def scalars_of(self, loop: int) -> range:
+        """The scalars of loop number `loop` among real and rolled loops."""
+        each = 3 + len(self.accesses)
+        last = self.form.scope + len(self.form.rolled) - 1
+        first = 2 + (last - loop) * each
+        return range(first, first + each)
+
+    @property
+    def scalars(self) -> int:
+        """Scalars in use, BEGIN and END included."""
+        loops = self.form.scope + len(self.form.rolled)
+        return 2 + loops * (3 + len(self.accesses))
+
+
+def emit_nest(form: Form, places: tuple[Place, ...], constant: float | None) -> tuple[Ops, int]:
+    """Code for one nest and the scalars it uses; its pointers are numbered as its operands."""
+    ranges = form.tile_ranges()
+    below = {axis: max(ranges[axis], default=0) for axis in form.tile}
+    inner = dict(ranges)
+    for loop in form.rolled:
+        inner[loop.axis] = inner_ranges(inner[loop.axis], loop.step)
+    below |= {loop.axis: max(inner[loop.axis]) for loop in form.unrolled}
+    if form.vector is not None:
+        below.setdefault(form.vector, max(inner[form.vector]))
+    accesses = tuple(
+        access_of(operand, number, form, below) for number, operand in enumerate(form.nest.operands)
+    )
+    frame = Frame(form, accesses, constant)
+    bases = (
+        Base(
+            access.pointer,
+            place.operand,
+            place.offset + operand.base * operand.item_bytes - access.bias,
+        )
+        for access, place, operand in zip(accesses, places, form.nest.operands, strict=True)
+    )
+    extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
+    first: Flag = 1 if form.nest.accumulate else 0
+    return (*bases, *outer_loop(frame, 0, extents, first)), frame.scalars
+
+
+def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> Ops:
+    """Real loop number `at` and all inside it."""
+    form = frame.form
+    if at == form.scope:
+        return tile_switch(frame, form.tile, extents, flag)
+    loop = form.loops[at]
+    scalars = frame.scalars_of(at)
+    counter, current, visited = scalars[:3]
+    whole = extents[loop.axis]
+    values = inner_ranges(values_of(whole), loop.step)
+    below = values[0] if len(values) == 1 else Dynamic(current, values)
+    inner_flag = flag
+    before: Ops = ()
+    after: Ops = ()
+    if form.nest.axes[loop.axis].reduction and flag != 1:
+        inner_flag = Dynamic(visited, (0, 1))
+        before = (Set(visited, flag) if isinstance(flag, int) else Copy(visited, flag.scalar),)
+        after = (Set(visited, 1),)
+    inside = outer_loop(frame, at + 1, {**extents, loop.axis: below}, inner_flag)
+    tail = () if isinstance(below, int) else (Min(current, counter, loop.step),)
+    steps = pointer_steps(frame.accesses, loop)
+    work = (*tail, *inside, *after, *steps)
+    if at == form.parallel:
+        return (*before, *shared_loop(frame, loop, at, work))
+    return (*before, *counted_loop(frame, loop, scalars, whole, work, undo=at > 0))
+
+
+def values_of(extent: Extent) -> tuple[int, ...]:
+    """The values an extent can have."""
+    return (extent,) if isinstance(extent, int) else extent.values
+
+
+def pointer_steps(accesses: tuple[Access, ...], loop: ScheduleLoop, trips: int = 1) -> Ops:
+    """Move every pointer that the loop's axis moves by `trips` iterations."""
+    moves = ((a.pointer, a.strides[loop.axis] * loop.step * trips) for a in accesses)
+    return tuple(Step(pointer, bytes_) for pointer, bytes_ in moves if bytes_)
+
+
+def saves(accesses: tuple[Access, ...], loop: ScheduleLoop, scalars: range) -> tuple[Ops, Ops]:
+    """Operations that save and restore the pointers that the loop moves."""
+    moved = [a.pointer for a in accesses if a.strides[loop.axis]]
+    slots = scalars[3:]
+    save = tuple(Save(slots[pointer], pointer) for pointer in moved)
+    return save, tuple(Restore(pointer, slots[pointer]) for pointer in moved)
+
+
+def counted_loop(
+    frame: Frame, loop: ScheduleLoop, scalars: range, whole: Extent, work: Ops, undo: bool
+) -> Ops:
+    """A loop over `whole`, pointers put back afterwards if `undo`."""
+    counter = scalars[0]
+    if isinstance(whole, int):
+        trips = -(-whole // loop.step)
+        back = pointer_steps(frame.accesses, loop, -trips) if undo else ()
+        return (Set(counter, whole), Loop(counter, loop.step, work), *back)
+    save, restore = saves(frame.accesses, loop, scalars) if undo else ((), ())
+    return (*save, Copy(counter, whole.scalar), Loop(counter, loop.step, work), *restore)
+
+
+def shared_loop(frame: Frame, loop: ScheduleLoop, at: int, work: Ops) -> Ops:
+    """The parallel loop: iterations BEGIN to END of it, possibly none."""
+    scalars = frame.scalars_of(at)
+    counter, current = scalars[:2]
+    extent = frame.form.nest.axes[loop.axis].extent
+    save, restore = saves(frame.accesses, loop, scalars)
+    strides = ((a.pointer, a.strides[loop.axis] * loop.step) for a in frame.accesses)
+    return (
+        *save,
+        *(Advance(pointer, BEGIN, bytes_) for pointer, bytes_ in strides if bytes_),
+        Scale(counter, END, loop.step),
+        Min(counter, counter, extent),
+        Scale(current, BEGIN, loop.step),
+        Subtract(counter, current),
+        Loop(counter, loop.step, work, guarded=True),
+        *restore,
+    )
+
+
+def switch(extent: Extent, make: Callable[[int], Ops]) -> Ops:
+    """`make(value)` for the value the extent has, chosen at run time where it must be."""
+    if isinstance(extent, int):
+        return make(extent)
+    return (Switch(extent.scalar, tuple(Case(v, make(v)) for v in extent.values)),)
+
+
+def tile_switch(frame: Frame, axes: tuple[int, ...], extents: Extents, flag: Flag) -> Ops:
+    """Specialise the register tile over the range sets of its spatial axes."""
+    if not axes:
+        return tile_code(frame, extents, flag)
+    axis, *rest = axes
+    return switch(
+        extents[axis],
+        lambda value: tile_switch(frame, tuple(rest), {**extents, axis: value}, flag),
+    )
+
+
+def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
+    """One register tile: start, all reductions inside the scope, store."""
+    form = frame.form
+    static = {axis: extent for axis, extent in extents.items() if isinstance(extent, int)}
+    if frame.constant is not None:
+        tile = make_tile(form, frame.accesses, static, 1)
+        return (*(Const(r, frame.constant) for r in range(len(tile.points))), *finish(tile))
+    tile = make_tile(form, frame.accesses, static, full_terms(form, extents))
+    if not form.nest.reductions and flag == 0:
+        return (*body(tile, static, first=True), *finish(tile))
+    inside = rolled_loop(frame, tile, 0, extents)
+    ops = (*visit(flag, start(tile, load=False), start(tile, load=True)), *inside)
+    ops = (*ops, *merge_copies(tile))
+    if form.reduces_lanes:
+        ops = (*ops, *across_lanes(tile), *visit(flag, (), tuple(add_old(tile))))
+    return (*ops, *finish(tile))
+
+
+def full_terms(form: Form, extents: Extents) -> int:
+    """Terms of the largest straight-line body of a tile."""
+    inner = {axis: values_of(extent) for axis, extent in extents.items()}
+    for loop in form.rolled:
+        inner[loop.axis] = inner_ranges(inner[loop.axis], loop.step)
+    return len(reduction_terms(form, {axis: values[0] for axis, values in inner.items()}))
+
+
+def visit(flag: Flag, first: Ops, again: Ops) -> Ops:
+    """`first` on the first visit of the output, `again` on later ones."""
+    if isinstance(flag, int):
+        return again if flag else first
+    return first if first == again else (IfZero(flag.scalar, first, again),)
+
+
+def rolled_loop(frame: Frame, tile: Tile, number: int, extents: Extents) -> Ops:
+    """Reduction loop number `number` around the accumulators, or the body inside all of them."""
+    form = frame.form
+    if number == len(form.rolled):
+        return unrolled_switch(tile, body_axes(form), extents)
+    loop = form.rolled[number]
+    scalars = frame.scalars_of(form.scope + number)
+    inputs = frame.accesses[1:]
+    whole = extents[loop.axis]
+
+    def inside(extent: int) -> Ops:
+        return rolled_loop(frame, tile, number + 1, {**extents, loop.axis: extent})
+
+    step = pointer_steps(inputs, loop)
+    if not isinstance(whole, int):
+        save, restore = saves(inputs, loop, scalars)
+        rests = tuple(dict.fromkeys(value % loop.step for value in whole.values))
+        again = (While(scalars[0], loop.step, (*inside(loop.step), *step)),)
+        work = again if any(value >= loop.step for value in whole.values) else ()
+        tails = switch_rest(scalars[0], rests, inside)
+        return (*save, Copy(scalars[0], whole.scalar), *work, *tails, *restore)
+    trips, rest = divmod(whole, loop.step)
+    back = pointer_steps(inputs, loop, -trips)
+    tail = inside(rest) if rest else ()
+    if trips == 0:
+        return tail
+    if trips == 1:
+        return (*inside(loop.step), *step, *tail, *back) if rest else inside(loop.step)
+    counted = Loop(scalars[0], loop.step, (*inside(loop.step), *step))
+    return (Set(scalars[0], trips * loop.step), counted, *tail, *back)
+
+
+def switch_rest(scalar: int, rests: tuple[int, ...], inside: Callable[[int], Ops]) -> Ops:
+    """The tails of a rolled loop with a dynamic range."""
+    if rests == (0,):
+        return ()
+    cases = tuple(Case(rest, inside(rest) if rest else ()) for rest in rests)
+    return cases[0].body if len(cases) == 1 else (Switch(scalar, cases),)
+
+
+def body_axes(form: Form) -> tuple[int, ...]:
+    """Reduction axes with a range inside the straight-line body."""
+    axes = [loop.axis for loop in form.unrolled]
+    if form.reduces_lanes and form.vector is not None:
+        axes.append(form.vector)
+    return tuple(dict.fromkeys(axes))
+
+
+def unrolled_switch(tile: Tile, axes: tuple[int, ...], extents: Extents) -> Ops:
+    """The straight-line body, specialised over the dynamic ranges of the axes it unrolls."""
+    for axis in axes:
+        extent = extents[axis]
+        if not isinstance(extent, int):
+            cases = ((v, unrolled_switch(tile, axes, {**extents, axis: v})) for v in extent.values)
+            return (Switch(extent.scalar, tuple(Case(v, ops) for v, ops in cases)),)
+    return body(tile, {axis: extent for axis, extent in extents.items() if isinstance(extent, int)})

@@ -1,0 +1,330 @@
+"""In which order a nest is computed: a pure value, changed only by the primitives below.
+
+A schedule is a list of loops, outermost first, each `(axis, step)`; `m:6` below `m:48` means
+that the inner loop walks at most 48 rows in steps of 6. Steps of one axis decrease inward and
+the last is 1. What the order means for registers, unrolling and tails is the lowering's part
+(ARCHITECTURE.md). Split any axis by any factor: what is left over is a tail.
+
+Provenance is the nest and its list of actions (`replay`); identity is the loop tree without
+loops that make one trip.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from looptune.errors import ScheduleError
+from looptune.ir import Axis, Nest
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop over axis number `axis` in steps of `step`."""
+
+    axis: int
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A contiguous copy of the box of an operand that lies below a loop.
+
+    `operand` is 0 for the output, 1 and 2 for the inputs. `at` is "root". `order` lists the
+    operand's dimensions, outermost first, in the copy; `panel` is the width of the panels the
+    innermost is cut into, 0 for none. Elements outside the tensor hold the operand's fill.
+    """
+
+    operand: int
+    order: tuple[int, ...]
+    at: str = "root"
+    panel: int = 0
+
+
+Action = tuple[str, tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`Schedule(nest)` is the untuned nest in its written order, padding packed at the root.
+
+    `vector` is the axis spread over vector lanes (None: chosen by the lowering); `parallel` the
+    loop position whose iterations threads may share. Build one with the primitives, which check.
+    """
+
+    nest: Nest
+    loops: tuple[Loop, ...] = ()
+    packs: tuple[Pack, ...] = ()
+    vector: int | None = None
+    parallel: int | None = None
+    actions: tuple[Action, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.loops and not self.actions:
+            object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
+        packed = {pack.operand for pack in self.packs}
+        required = tuple(
+            Pack(number, tuple(range(len(operand.dims))))
+            for number, operand in enumerate(self.nest.operands)
+            if number and number not in packed and operand.needs_fill(self.nest.axes)
+        )
+        if required:
+            object.__setattr__(self, "packs", (*self.packs, *required))
+
+    def range_below(self, at: int) -> int:
+        """Most elements of its axis that one run of loop `at` walks over."""
+        outer = [loop.step for loop in self.loops[:at] if loop.axis == self.loops[at].axis]
+        extent = self.nest.axes[self.loops[at].axis].extent
+        return min([extent, *outer])
+
+    def trips(self, at: int) -> int:
+        """Most iterations of loop `at`."""
+        return math.ceil(self.range_below(at) / self.loops[at].step)
+
+    def name(self, at: int) -> str:
+        """`m:6`, or `m` for a step of 1."""
+        loop = self.loops[at]
+        axis = self.nest.axes[loop.axis].name
+        return axis if loop.step == 1 else f"{axis}:{loop.step}"
+
+    @property
+    def order(self) -> str:
+        """The loops in one line, `m:6 n:16 k m n`."""
+        return " ".join(self.name(at) for at in range(len(self.loops)))
+
+    @cached_property
+    def canonical(self) -> tuple[Loop, ...]:
+        """The loops without those that never make a second trip."""
+        return tuple(loop for at, loop in enumerate(self.loops) if self.trips(at) > 1)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of nest, canonical loop tree, packs, vector axis and parallel loop."""
+        parallel = None
+        if self.parallel is not None and self.trips(self.parallel) > 1:
+            loop = self.loops[self.parallel]
+            parallel = [loop.axis, loop.step]
+        packs = sorted((p.operand, p.order, p.at, p.panel) for p in self.packs)
+        loops = [[loop.axis, loop.step] for loop in self.canonical]
+        text = json.dumps([self.nest.key, loops, packs, self.vector, parallel])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __str__(self) -> str:
+        lines = [str(self.nest)]
+        for pack in self.packs:
+            operand = self.nest.operands[pack.operand]
+            lines.append(f"pack {operand.name} order={list(pack.order)} at={pack.at}")
+        for depth, at in enumerate(range(len(self.loops))):
+            axis = self.nest.axes[self.loops[at].axis]
+            marks = [axis.extent and f"{self.trips(at)} trips"]
+            rest = self.range_below(at) % self.loops[at].step
+            marks += [f"tail {rest}"] if rest else []
+            marks += ["reduction"] if axis.reduction else []
+            marks += ["vector"] if self.vector == self.loops[at].axis else []
+            marks += ["parallel"] if self.parallel == at else []
+            lines.append("  " * depth + f"for {self.name(at)}  ({', '.join(map(str, marks))})")
+        return "\n".join(lines)
+
+
+def loop_at(schedule: Schedule, at: int, primitive: str) -> Loop:
+    """The loop at position `at`; raises `ScheduleError` with the loops there are."""
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(schedule.loops):
+        raise ScheduleError(
+            f"{primitive}: no loop {at!r}; the loops are 0..{len(schedule.loops) - 1} "
+            f"({schedule.order})"
+        )
+    return schedule.loops[at]
+
+
+def axis_named(schedule: Schedule, axis: int | str, primitive: str) -> int:
+    """Number of an axis given by number or name."""
+    names = [a.name for a in schedule.nest.axes]
+    if isinstance(axis, str) and axis in names:
+        return names.index(axis)
+    if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis < len(names):
+        return axis
+    raise ScheduleError(f"{primitive}: no axis {axis!r}; the axes are {names}")
+
+
+def after(schedule: Schedule, name: str, *arguments: object, **changes: object) -> Schedule:
+    """`schedule` with `changes`, its history longer by one action."""
+    actions = (*schedule.actions, (name, arguments))
+    return replace(schedule, actions=actions, **changes)  # type: ignore[arg-type]
+
+
+def split(schedule: Schedule, at: int, factor: int) -> Schedule:
+    """Split loop `at` in two; the inner one makes `factor` trips, or what is left of them.
+
+    for i in 0..n:        for i_o in 0..n by factor:
+        s(i)        ->        for i in i_o..min(i_o + factor, n): s(i)
+    """
+    loop = loop_at(schedule, at, "split")
+    trips = schedule.trips(at)
+    if isinstance(factor, bool) or not isinstance(factor, int) or not 2 <= factor <= trips:
+        raise ScheduleError(
+            f"split: loop {at} ({schedule.name(at)}) makes {trips} trips; "
+            f"a factor of {factor!r} is not in 2..{trips}"
+        )
+    outer = replace(loop, step=loop.step * factor)
+    loops = (*schedule.loops[:at], outer, *schedule.loops[at:])
+    parallel = schedule.parallel
+    if parallel is not None and parallel > at:
+        parallel += 1
+    return after(schedule, "split", at, factor, loops=loops, parallel=parallel)
+
+
+def reorder(schedule: Schedule, order: Iterable[int]) -> Schedule:
+    """Put the loops in a new order, given as their present positions, outermost first.
+
+    for i: for j: s(i, j)    -- reorder([1, 0]) -->    for j: for i: s(i, j)
+    """
+    order = tuple(order)
+    if sorted(order) != list(range(len(schedule.loops))):
+        raise ScheduleError(
+            f"reorder: {list(order)} is no permutation of 0..{len(schedule.loops) - 1}"
+        )
+    loops = tuple(schedule.loops[at] for at in order)
+    for axis in {loop.axis for loop in loops}:
+        steps = [loop.step for loop in loops if loop.axis == axis]
+        if steps != sorted(steps, reverse=True):
+            name = schedule.nest.axes[axis].name
+            raise ScheduleError(f"reorder: steps {steps} over {name} must not grow inward")
+    parallel = None if schedule.parallel is None else order.index(schedule.parallel)
+    return after(schedule, "reorder", order, loops=loops, parallel=parallel)
+
+
+def swap(schedule: Schedule, at: int) -> Schedule:
+    """Swap loop `at` with the one inside it."""
+    loop_at(schedule, at, "swap")
+    if at + 1 == len(schedule.loops):
+        raise ScheduleError(f"swap: loop {at} ({schedule.name(at)}) is innermost")
+    outer, inner = schedule.loops[at : at + 2]
+    if outer.axis == inner.axis:
+        name = schedule.nest.axes[outer.axis].name
+        raise ScheduleError(f"swap: loops {at} and {at + 1} both run over {name}")
+    loops = (*schedule.loops[:at], inner, outer, *schedule.loops[at + 2 :])
+    moved = {at: at + 1, at + 1: at}
+    parallel = schedule.parallel
+    parallel = None if parallel is None else moved.get(parallel, parallel)
+    return after(schedule, "swap", at, loops=loops, parallel=parallel)
+
+
+def merge(schedule: Schedule, at: int) -> Schedule:
+    """Undo a split: drop loop `at`; the next loop inward over the same axis takes its trips.
+
+    for i_o in 0..n by 4: for i in i_o..i_o + 4: s(i)    ->    for i in 0..n: s(i)
+    """
+    loop = loop_at(schedule, at, "merge")
+    if loop.axis not in {inner.axis for inner in schedule.loops[at + 1 :]}:
+        raise ScheduleError(f"merge: no loop inside {at} ({schedule.name(at)}) is over its axis")
+    parallel = schedule.parallel
+    if parallel == at:
+        parallel = None
+    elif parallel is not None and parallel > at:
+        parallel -= 1
+    loops = schedule.loops[:at] + schedule.loops[at + 1 :]
+    return after(schedule, "merge", at, loops=loops, parallel=parallel)
+
+
+def vectorize(schedule: Schedule, axis: int | str) -> Schedule:
+    """Spread `axis` over the vector lanes: a reduction gets an accumulator in every lane."""
+    number = axis_named(schedule, axis, "vectorize")
+    return after(schedule, "vectorize", number, vector=number)
+
+
+def pack(
+    schedule: Schedule, operand: int, order: Iterable[int] | None = None, at: str = "root"
+) -> Schedule:
+    """Copy input `operand` (1 or 2) into contiguous scratch before the nest starts.
+
+    `order` lists the tensor's dimensions, outermost first (None: as they are). What the nest
+    reads outside the tensor is filled in the copy.
+    """
+    operands = schedule.nest.operands
+    if isinstance(operand, bool) or not isinstance(operand, int) or not 0 <= operand < len(operands):
+        raise ScheduleError(f"pack: no operand {operand!r}; the inputs are 1..{len(operands) - 1}")
+    if operand == 0:
+        raise ScheduleError("pack: the output cannot be packed at the root; inputs can")
+    if at != "root":
+        raise ScheduleError(f"pack: at={at!r}; inputs are packed at 'root'")
+    rank = len(operands[operand].dims)
+    order = tuple(range(rank)) if order is None else tuple(order)
+    if sorted(order) != list(range(rank)):
+        raise ScheduleError(
+            f"pack: {list(order)} is no order of the {rank} dimensions of {operands[operand].name}"
+        )
+    packs = tuple(p for p in schedule.packs if p.operand != operand)
+    return after(
+        schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at))
+    )
+
+
+def parallel(schedule: Schedule, at: int) -> Schedule:
+    """Let threads share the iterations of loop `at`, the outermost over a spatial axis."""
+    loop = loop_at(schedule, at, "parallel")
+    spatial = [
+        i for i, inner in enumerate(schedule.loops)
+        if not schedule.nest.axes[inner.axis].reduction
+        and inner.axis not in {outer.axis for outer in schedule.loops[:i]}
+    ]  # fmt: skip
+    if at not in spatial:
+        kind = "a reduction" if schedule.nest.axes[loop.axis].reduction else "an inner loop"
+        raise ScheduleError(
+            f"parallel: loop {at} ({schedule.name(at)}) is {kind}; loops {spatial} would do"
+        )
+    return after(schedule, "parallel", at, parallel=at)
+
+
+PRIMITIVES: dict[str, Callable[..., Schedule]] = {
+    f.__name__: f for f in (split, swap, reorder, merge, vectorize, pack, parallel)
+}
+
+
+def replay(nest: Nest, actions: Iterable[Action]) -> Schedule:
+    """Apply recorded actions to the untuned nest; the same list gives the same schedule."""
+    schedule = Schedule(nest)
+    for name, arguments in actions:
+        if name not in PRIMITIVES:
+            raise ScheduleError(f"replay: no primitive {name!r}; there are {sorted(PRIMITIVES)}")
+        schedule = PRIMITIVES[name](schedule, *arguments)
+    return schedule
+
+
+def parse_order(nest: Nest, text: str, vector: str | None = None) -> Schedule:
+    """The schedule whose loops read `m:6 n:16 k m n`, by the primitives that lead to it.
+
+    Raises `ScheduleError` for an unknown axis, a missing innermost loop, or steps that do not
+    divide one another.
+    """
+    names = [axis.name for axis in nest.axes]
+    wanted = []
+    for word in text.split():
+        name, _, step = word.partition(":")
+        if name not in names or (step and not step.isdecimal()):
+            raise ScheduleError(f"order {text!r}: {word!r} is no `axis:step` over {names}")
+        wanted.append(Loop(names.index(name), int(step or 1)))
+    schedule = Schedule(nest)
+    for number, axis in enumerate(nest.axes):
+        steps = [loop.step for loop in wanted if loop.axis == number]
+        schedule = split_to(schedule, number, steps, axis)
+    position = {loop: at for at, loop in enumerate(schedule.loops)}
+    schedule = reorder(schedule, [position[loop] for loop in wanted])
+    return schedule if vector is None else vectorize(schedule, vector)
+
+
+def split_to(schedule: Schedule, number: int, steps: list[int], axis: Axis) -> Schedule:
+    """Split axis `number` into loops of `steps`, outermost first, the last of them 1."""
+    if not steps or steps[-1] != 1:
+        raise ScheduleError(f"the loops over {axis.name} have steps {steps}; the last must be 1")
+    at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == number)
+    for outer, inner in zip(steps, steps[1:], strict=False):
+        if outer % inner or outer == inner:
+            raise ScheduleError(f"step {outer} over {axis.name} is no multiple of {inner} inside it")
+    for step in reversed(steps[:-1]):
+        inner_step = schedule.loops[at].step
+        schedule = split(schedule, at, step // inner_step)
+    return schedule
