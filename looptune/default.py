@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from looptune.ir import Nest, Operand
@@ -27,8 +27,24 @@ class Candidate:
 
     vector: int
     packed: tuple[int, ...]
-    tile: tuple[tuple[int, int], ...]
-    cycles: float
+    tile: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a vector axis costs, whatever the tile: counts and cycles of `Candidate.vector`.
+
+    `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it;
+    `steps` the reduction steps, `store` the cycles to store one accumulator, `fixed` the packs.
+    """
+
+    target: Target
+    lanes: int
+    moves: tuple[frozenset[int], ...]
+    reads: tuple[int, ...]
+    steps: int
+    store: int
+    fixed: float
 
 
 def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
@@ -36,7 +52,7 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     schedule = Schedule(nest)
     if nest.points == 0 or all(axis.extent == 1 for axis in nest.axes):
         return schedule
-    best = min(candidates(nest, target), key=lambda c: c.cycles)
+    best = cheapest(nest, target)
     for number in best.packed:
         schedule = pack(schedule, number, packed_order(nest.operands[number], best.vector))
     schedule = vectorize(schedule, best.vector)
@@ -44,21 +60,64 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     return share(schedule, threads)
 
 
-def candidates(nest: Nest, target: Target) -> Iterator[Candidate]:
-    """Vector axes, packs and tiles worth pricing."""
-    for vector, axis in enumerate(nest.axes):
-        if axis.extent == 1:
-            continue
-        options = [()]
-        fixable = tuple(
-            i for i, op in enumerate(nest.operands) if i and packable(op, vector)
+def cheapest(nest: Nest, target: Target) -> Candidate:
+    """The candidate of fewest predicted cycles; a vector axis that cannot win is not tried."""
+    options = [
+        (prices_of(nest, target, vector, packed), Candidate(vector, packed))
+        for vector, axis in enumerate(nest.axes)
+        if axis.extent > 1
+        for packed in pack_options(nest, vector)
+    ]
+    bounds = sorted(
+        (
+            (least_cycles(nest, prices, option.vector), i)
+            for i, (prices, option) in enumerate(options)
         )
-        options += [fixable] if fixable else []
-        for packed in options:
-            for tile in tiles(nest, target, vector):
-                yield Candidate(
-                    vector, packed, tile, cycles(nest, target, vector, packed, dict(tile))
-                )
+    )
+    best, least = options[bounds[0][1]][1], math.inf
+    for bound, number in bounds:
+        if bound >= least:
+            break
+        prices, option = options[number]
+        for tile in tiles(nest, target, option.vector):
+            found = cycles(nest, prices, option.vector, dict(tile))
+            if found < least:
+                best, least = replace(option, tile=tile), found
+    return best
+
+
+def pack_options(nest: Nest, vector: int) -> list[tuple[int, ...]]:
+    """No pack, and packing all the inputs that a copy would make contiguous."""
+    fixable = tuple(i for i, op in enumerate(nest.operands) if i and packable(op, vector))
+    return [(), fixable] if fixable else [()]
+
+
+def prices_of(nest: Nest, target: Target, vector: int, packed: tuple[int, ...]) -> Prices:
+    """Prices of spreading `vector` over the lanes with `packed` inputs copied first."""
+    lanes = target.lanes(nest.dtype)
+    moves = tuple(
+        frozenset(a for a in range(len(nest.axes)) if op.stride_of(a)) for op in nest.inputs
+    )
+    strided = (
+        i not in packed and op.stride_of(vector) not in (0, 1)
+        for i, op in enumerate(nest.inputs, 1)
+    )
+    extents = ((a, nest.axes[a].extent) for a in nest.reductions)
+    steps = math.prod(math.ceil(n / lanes) if a == vector else n for a, n in extents)
+    unit = nest.output.stride_of(vector) == 1
+    store = 10 if nest.axes[vector].reduction else 1 if unit else 2 * lanes
+    fixed = sum(PACK_CYCLES * math.prod(nest.operands[i].shape) for i in packed)
+    reads = tuple(2 * lanes if s else 1 for s in strided)
+    return Prices(target, lanes, moves, reads, steps, store, fixed)
+
+
+def least_cycles(nest: Nest, prices: Prices, vector: int) -> float:
+    """A lower bound over all tiles: multiply-adds and stores at full rate, and the packs."""
+    vectors = math.prod(
+        math.ceil(nest.axes[a].extent / prices.lanes) if a == vector else nest.axes[a].extent
+        for a in nest.spatial
+    )
+    return vectors * (prices.steps / prices.target.fma_per_cycle + prices.store) + prices.fixed
 
 
 def packable(operand: Operand, axis: int) -> bool:
@@ -98,53 +157,44 @@ def row_counts(extent: int, most: int) -> list[int]:
     return sorted({n for n in (*range(max(2, top - 2), top + 1), *exact[-2:]) if n > 1})
 
 
-def cycles(
-    nest: Nest, target: Target, vector: int, packed: tuple[int, ...], tile: Mapping[int, int]
-) -> float:
+def cycles(nest: Nest, prices: Prices, vector: int, tile: Mapping[int, int]) -> float:
     """Predicted cycles of the whole nest with this tile, tails and packs included."""
     pieces = []
+    repeats = 1
     for axis in nest.spatial:
         extent = nest.axes[axis].extent
-        step = tile.get(axis, target.lanes(nest.dtype) if axis == vector else 1)
+        step = tile.get(axis, prices.lanes if axis == vector else 1)
         full, rest = divmod(extent, step)
-        pieces.append([(axis, n, count) for n, count in ((step, full), (rest, 1)) if n and count])
-    total = sum(PACK_CYCLES * math.prod(nest.operands[i].shape) for i in packed)
+        if step == 1:
+            repeats *= extent
+        else:
+            lanes = prices.lanes if axis == vector else 1
+            both = ((math.ceil(step / lanes), full), (math.ceil(rest / lanes), 1))
+            pieces.append([(axis, n, count) for n, count in both if n and count])
+    total = 0.0
     for combination in product(*pieces):
         count = math.prod(c for _, _, c in combination)
-        sizes = {axis: n for axis, n, _ in combination}
-        total += count * tile_cycles(nest, target, vector, packed, sizes)
-    return total
+        total += count * tile_cycles(prices, {axis: n for axis, n, _ in combination})
+    return total * repeats + prices.fixed
 
 
-def tile_cycles(
-    nest: Nest, target: Target, vector: int, packed: tuple[int, ...], sizes: Mapping[int, int]
-) -> float:
-    """Cycles of one register tile through all its reductions."""
-    lanes = target.lanes(nest.dtype)
-    counts = {a: math.ceil(n / lanes) if a == vector else n for a, n in sizes.items()}
+def tile_cycles(prices: Prices, counts: Mapping[int, int]) -> float:
+    """Cycles of one register tile, `counts` accumulators along each axis, all reductions done."""
+    target = prices.target
     accumulators = math.prod(counts.values())
-    steps = math.prod(
-        math.ceil(nest.axes[a].extent / lanes) if a == vector else nest.axes[a].extent
-        for a in nest.reductions
-    )
     vectors, port_uses = 0, 0
-    for number, operand in enumerate(nest.inputs, 1):
-        moved = math.prod(n for a, n in counts.items() if operand.stride_of(a))
-        strided = number not in packed and operand.stride_of(vector) not in (0, 1)
+    for moves, reads in zip(prices.moves, prices.reads, strict=True):
+        moved = math.prod(n for axis, n in counts.items() if axis in moves)
         vectors += moved
-        port_uses += moved * (2 * lanes if strided else 1)
-    copies = max(1, min(target.accumulators // accumulators, steps, 8))
+        port_uses += moved * reads
+    copies = max(1, min(target.accumulators // accumulators, prices.steps, 8))
     step = max(
         accumulators / target.fma_per_cycle,
         port_uses / target.loads_per_cycle,
         (accumulators + vectors) / 5,
         target.fma_latency / copies,
     )
-    if nest.axes[vector].reduction:
-        store = 10
-    else:
-        store = 1 if nest.output.stride_of(vector) == 1 else 2 * lanes
-    return steps * step + accumulators * store + TILE_OVERHEAD
+    return prices.steps * step + accumulators * prices.store + TILE_OVERHEAD
 
 
 def arrange(schedule: Schedule, target: Target, tile: Mapping[int, int]) -> Schedule:

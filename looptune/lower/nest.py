@@ -19,10 +19,10 @@ from looptune.lower.region import (
     across_lanes,
     add_old,
     body,
+    count_terms,
     finish,
     make_tile,
     merge_copies,
-    reduction_terms,
     start,
 )
 from looptune.program import (
@@ -223,7 +223,7 @@ def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
     static = {axis: extent for axis, extent in extents.items() if isinstance(extent, int)}
     if frame.constant is not None:
         tile = make_tile(form, frame.accesses, static, 1)
-        return (*(Const(r, frame.constant) for r in range(len(tile.points))), *finish(tile))
+        return (*(Const(r, frame.constant) for r in range(tile.count)), *finish(tile))
     tile = make_tile(form, frame.accesses, static, full_terms(form, extents))
     if not form.nest.reductions and flag == 0:
         return (*body(tile, static, first=True), *finish(tile))
@@ -240,7 +240,7 @@ def full_terms(form: Form, extents: Extents) -> int:
     inner = {axis: values_of(extent) for axis, extent in extents.items()}
     for loop in form.rolled:
         inner[loop.axis] = inner_ranges(inner[loop.axis], loop.step)
-    return len(reduction_terms(form, {axis: values[0] for axis, values in inner.items()}))
+    return count_terms(form, {axis: values[0] for axis, values in inner.items()})
 
 
 def visit(flag: Flag, first: Ops, again: Ops) -> Ops:

@@ -8,12 +8,12 @@ into the FMA. Where a target has no masks its last register is left to `legalize
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Operand
-from looptune.lower.form import Form
+from looptune.lower.form import Form, register_budget
 from looptune.program import (
     Add,
     Const,
@@ -33,11 +33,14 @@ from looptune.program import (
 )
 
 Extents = Mapping[int, int]
+Pieces = list[tuple[int, Sequence[int]]]  # per axis, the positions visited along it
 
 
 # One vector of an operand: its pointer, the bytes from there, its lanes. A plain tuple, because
 # two are made for every multiply-add and a NamedTuple costs ten times as much.
 Read = tuple[int, int, int]
+Job = tuple[int, Read, Read]  # accumulator += product of two vectors
+Product = Load | Splat | Gather | Fma | FmaLoad | FmaSplat | Mul
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,27 @@ class Access:
 
 @dataclass(frozen=True)
 class Tile:
-    """A register tile of static extents: one accumulator per point, `copies` of each."""
+    """A register tile of static extents: one accumulator per point, `copies` of each.
+
+    Per point the lanes it fills, and per operand the bytes from its pointer.
+    """
 
     form: Form
     accesses: tuple[Access, ...]
-    points: tuple[tuple[Extents, int], ...]
+    lanes: tuple[int, ...]
+    offsets: tuple[tuple[int, ...], ...]
     copies: int
     limit: int
 
     @property
+    def count(self) -> int:
+        """Points of the tile."""
+        return len(self.lanes)
+
+    @property
     def temporaries(self) -> tuple[int, ...]:
         """Registers that hold no accumulator."""
-        return tuple(range(len(self.points) * self.copies, self.limit))
+        return tuple(range(len(self.lanes) * self.copies, self.limit))
 
 
 def access_of(operand: Operand, pointer: int, form: Form, reach: Extents) -> Access:
@@ -88,69 +100,70 @@ def access_of(operand: Operand, pointer: int, form: Form, reach: Extents) -> Acc
     return Access(pointer, strides, lane_stride, bias, kind)
 
 
-def offset_of(access: Access, point: Extents) -> int:
-    """Bytes from the pointer to an operand's element at `point`, relative to the bias."""
-    return sum(access.strides[axis] * at for axis, at in point.items())
-
-
-def tile_points(form: Form, extents: Extents) -> tuple[tuple[Extents, int], ...]:
-    """Every accumulator of the tile: its offsets along the axes, and its lanes."""
-    points: list[tuple[Extents, int]] = [({}, 1 if form.vector is None else form.lanes)]
-    for axis in form.tile:
-        if axis == form.vector:
-            leaves = form.leaves(extents[axis])
-            points = [({**p, axis: at}, lanes) for p, _ in points for at, lanes in leaves]
-        else:
-            points = [({**p, axis: i}, lanes) for p, lanes in points for i in range(extents[axis])]
-    return tuple(points)
+def grid(start: int, strides: Sequence[int], pieces: Pieces) -> list[int]:
+    """Offsets of all combinations of positions along the axes, the last axis fastest."""
+    found = [start]
+    for axis, positions in pieces:
+        stride = strides[axis]
+        found = [at + stride * position for at in found for position in positions]
+    return found
 
 
 def make_tile(form: Form, accesses: tuple[Access, ...], extents: Extents, terms: int) -> Tile:
     """The tile for static `extents`; `terms` is the least of terms a body gives each point."""
     target = form.target
-    points = tile_points(form, extents)
-    partial = any(lanes < form.lanes for _, lanes in points) or form.reduces_lanes
+    pieces: Pieces = []
+    lanes = [1 if form.vector is None else form.lanes]
+    for axis in form.tile:
+        if axis == form.vector:
+            positions, widths = zip(*form.leaves(extents[axis]), strict=True)
+            lanes = [width for _ in lanes for width in widths]
+        else:
+            positions = tuple(range(extents[axis]))
+            lanes = [width for width in lanes for _ in positions]
+        pieces.append((axis, positions))
+    offsets = tuple(tuple(grid(access.bias, access.strides, pieces)) for access in accesses)
+    partial = form.reduces_lanes or min(lanes) < form.lanes
     limit = target.vector_registers - (1 if partial and not target.masks else 0)
-    room = (limit - (target.vector_registers - budget_of(form))) // len(points)
-    wanted = math.ceil(target.fma_per_cycle * target.fma_latency / len(points))
-    return Tile(form, accesses, points, max(1, min(room, wanted, terms)), limit)
-
-
-def budget_of(form: Form) -> int:
-    """Registers for accumulators, their copies included."""
-    return form.target.accumulators - (0 if form.nest.reduction == "add" else 3)
+    reserved = target.vector_registers - register_budget(form.nest, target)
+    wanted = math.ceil(target.fma_per_cycle * target.fma_latency / len(lanes))
+    copies = max(1, min((limit - reserved) // len(lanes), wanted, terms))
+    return Tile(form, accesses, tuple(lanes), offsets, copies, limit)
 
 
 def start(tile: Tile, load: bool) -> tuple[Op, ...]:
     """Set the accumulators to the identity, or the first copies to the old output."""
     value = IDENTITY[tile.form.nest.reduction]
-    count = len(tile.points)
+    count = tile.count
     if not load or tile.form.reduces_lanes:
         return tuple(Const(r, value) for r in range(count * tile.copies))
-    (reads,) = reads_at(tile, 0, [({}, 0)])
+    (reads,) = reads_of(tile, 0, [0], ())
     loads = (read_vector(tile, tile.accesses[0], r, read) for r, read in enumerate(reads))
     return (*loads, *(Const(r, value) for r in range(count, count * tile.copies)))
 
 
-def reads_at(tile: Tile, operand: int, terms: Iterable[tuple[Extents, int]]) -> list[list[Read]]:
-    """The vectors of an operand, per reduction term and then per point of the tile."""
-    form, access = tile.form, tile.accesses[operand]
-    pointer = access.pointer
-    whole = access.kind == "splat" and not form.reduces_lanes
-    points = [
-        (access.bias + offset_of(access, point), form.lanes if whole else lanes)
-        for point, lanes in tile.points
-    ]
-    if form.reduces_lanes and operand:
+def reads_of(
+    tile: Tile, operand: int, moves: Sequence[int], widths: Sequence[int]
+) -> list[list[Read]]:
+    """The vectors of an operand, per reduction term and then per point of the tile.
+
+    `moves` are the bytes each term adds; `widths` its lanes, where lanes are summed.
+    """
+    access = tile.accesses[operand]
+    pointer, offsets = access.pointer, tile.offsets[operand]
+    if widths:
         return [
-            [(pointer, at + moved, width) for at, _ in points]
-            for moved, width in ((offset_of(access, term), width) for term, width in terms)
+            [(pointer, at + moved, width) for at in offsets]
+            for moved, width in zip(moves, widths, strict=True)
         ]
-    moves = (offset_of(access, term) for term, _ in terms)
+    if access.kind == "splat":
+        whole = tile.form.lanes
+        return [[(pointer, at + moved, whole) for at in offsets] for moved in moves]
+    points = list(zip(offsets, tile.lanes, strict=True))
     return [[(pointer, at + moved, lanes) for at, lanes in points] for moved in moves]
 
 
-def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Op:
+def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Load | Splat | Gather:
     """Load, splat or gather one vector."""
     pointer, offset, lanes = read
     if lanes == 1 or access.kind == "unit":
@@ -160,18 +173,23 @@ def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Op:
     return Gather(dst, pointer, offset, access.lane_stride, lanes, tile.temporaries[-1])
 
 
-def reduction_terms(form: Form, extents: Extents) -> tuple[tuple[Extents, int], ...]:
-    """The terms a straight-line body adds to every accumulator, with their lanes."""
-    axes = dict.fromkeys(loop.axis for loop in form.unrolled)
-    terms: list[tuple[Extents, int]] = [({}, form.lanes)]
-    for axis in axes:
-        if axis != form.vector:
-            terms = [({**t, axis: i}, lanes) for t, lanes in terms for i in range(extents[axis])]
-    if not form.reduces_lanes:
-        return tuple(terms)
-    assert form.vector is not None
-    leaves = form.leaves(extents[form.vector])
-    return tuple(({**t, form.vector: at}, lanes) for t, _ in terms for at, lanes in leaves)
+def term_pieces(form: Form, extents: Extents) -> tuple[Pieces, tuple[int, ...]]:
+    """Positions along the reduction axes inside a body; widths of its terms if lanes are summed."""
+    pieces: Pieces = [
+        (axis, range(extents[axis]))
+        for axis in dict.fromkeys(loop.axis for loop in form.unrolled)
+        if axis != form.vector
+    ]
+    if not form.reduces_lanes or form.vector is None:
+        return pieces, ()
+    positions, widths = zip(*form.leaves(extents[form.vector]), strict=True)
+    terms = math.prod(len(p) for _, p in pieces)
+    return [*pieces, (form.vector, positions)], widths * terms
+
+
+def count_terms(form: Form, extents: Extents) -> int:
+    """Terms that a straight-line body adds to every accumulator."""
+    return math.prod(len(positions) for _, positions in term_pieces(form, extents)[0])
 
 
 def body(tile: Tile, extents: Extents, first: bool = False) -> tuple[Op, ...]:
@@ -180,69 +198,134 @@ def body(tile: Tile, extents: Extents, first: bool = False) -> tuple[Op, ...]:
     Terms run outermost, so that neighbours use different accumulators.
     """
     nest = tile.form.nest
-    terms = reduction_terms(tile.form, extents)
-    count = len(tile.points)
-    reads = [reads_at(tile, i + 1, terms) for i in range(len(nest.inputs))]
-    registers = [
-        range(number % tile.copies * count, (number % tile.copies + 1) * count)
-        for number in range(len(terms))
+    pieces, widths = term_pieces(tile.form, extents)
+    reads = [
+        reads_of(tile, i, grid(0, tile.accesses[i].strides, pieces), widths)
+        for i in range(1, len(nest.operands))
     ]
     if len(nest.inputs) == 2 and nest.reduction == "add":
-        jobs = [
-            job for rows in zip(registers, *reads, strict=True) for job in zip(*rows, strict=True)
-        ]
-        return tuple(multiply_add(tile, jobs, first))
+        left, right = reads
+        return tuple(products(tile, left, right, first))
     return tuple(
         op
-        for rows in zip(registers, *reads, strict=True)
-        for register, *vectors in zip(*rows, strict=True)
-        for op in combine(tile, register, vectors, first)
+        for number, rows in enumerate(zip(*reads, strict=True))
+        for index, vectors in enumerate(zip(*rows, strict=True))
+        for op in combine(tile, number % tile.copies * tile.count + index, vectors, first)
     )
 
 
-def multiply_add(tile: Tile, jobs: list[tuple[int, Read, Read]], first: bool) -> Iterable[Op]:
-    """Products summed into accumulators, operands kept in registers by furthest next use."""
-    target, lanes = tile.form.target, tile.form.lanes
-    access = {a.pointer: a for a in tile.accesses}
-    strided = any(a.kind == "strided" for a in tile.accesses[1:])
-    free = list(reversed(tile.temporaries[:-1] if strided else tile.temporaries))
-    uses: dict[Read, list[int]] = {}  # positions of the uses to come, the next one last
-    for number in range(len(jobs) - 1, -1, -1):
-        _, a, b = jobs[number]
-        uses.setdefault(a, []).append(number)
-        uses.setdefault(b, []).append(number)
-    held: dict[Read, int] = {}
-    ops: list[Op] = []
+def products(
+    tile: Tile, left: list[list[Read]], right: list[list[Read]], first: bool
+) -> Iterator[Op]:
+    """The products of all terms; what one term has worked out is repeated for those alike.
 
-    def fetch(read: Read, other: Read) -> int:
+    Terms that share no vector and load equally wide ones differ by their offsets alone.
+    """
+    count = tile.count
+    if len(left) > 1 and not (alike(left) and alike(right)):
+        jobs = [
+            (number % tile.copies * count + index, a, b)
+            for number, row in enumerate(zip(left, right, strict=True))
+            for index, (a, b) in enumerate(zip(*row, strict=True))
+        ]
+        yield from multiply_add(tile, jobs, first)
+        return
+    ops = multiply_add(tile, list(zip(range(count), left[0], right[0], strict=True)), first)
+    yield from ops
+    for number in range(1, len(left)):
+        moved = {rows[0][0][0]: rows[number][0][1] - rows[0][0][1] for rows in (left, right)}
+        shift = number % tile.copies * count
+        for op in ops:
+            yield moved_op(op, shift, moved)
+
+
+def alike(rows: list[list[Read]]) -> bool:
+    """Whether no vector is read by two terms, and all terms have the same lanes."""
+    total = sum(len(set(row)) for row in rows)
+    return len(set().union(*rows)) == total and len({row[0][2] for row in rows}) == 1
+
+
+def moved_op(op: Product, shift: int, moved: Mapping[int, int]) -> Product:
+    """`op` on accumulators `shift` further, its memory `moved` bytes by pointer.
+
+    Compares types instead of matching: this runs for most instructions of a kernel.
+    """
+    if type(op) is Fma:
+        return Fma(op[0] + shift, op[1], op[2]) if shift else op
+    if type(op) is Load:
+        return Load(op[0], op[1], op[2] + moved[op[1]], op[3])
+    if type(op) is Splat:
+        return Splat(op[0], op[1], op[2] + moved[op[1]], op[3])
+    if type(op) is FmaLoad:
+        return FmaLoad(op[0] + shift, op[1], op[2], op[3] + moved[op[2]])
+    if type(op) is FmaSplat:
+        return FmaSplat(op[0] + shift, op[1], op[2], op[3] + moved[op[2]])
+    assert type(op) is Gather, f"{op} is not part of a sum of products"
+    return op._replace(offset=op.offset + moved[op.pointer])
+
+
+class Holding:
+    """Which vectors the temporaries hold while a list of products is written out.
+
+    On a miss with no register free, the vector used again last gives its register up (Belady).
+    """
+
+    def __init__(self, tile: Tile, jobs: list[Job]) -> None:
+        strided = any(access.kind == "strided" for access in tile.accesses[1:])
+        self.tile = tile
+        self.access = {access.pointer: access for access in tile.accesses}
+        self.free = list(reversed(tile.temporaries[:-1] if strided else tile.temporaries))
+        self.held: dict[Read, int] = {}
+        self.uses: dict[Read, list[int]] = {}  # positions still to come, the next one last
+        for number in range(len(jobs) - 1, -1, -1):
+            _, a, b = jobs[number]
+            self.uses.setdefault(a, []).append(number)
+            self.uses.setdefault(b, []).append(number)
+        target = tile.form.target
+        self.foldable: dict[str, type[FmaLoad | FmaSplat]] = {}
+        if target.fold:
+            self.foldable["unit"] = FmaLoad
+        if target.fold_splat:
+            self.foldable["splat"] = FmaSplat
+
+    def fetch(self, read: Read, other: Read, ops: list[Product]) -> int:
+        """The register that holds `read`, loaded if need be, `other` kept."""
+        held = self.held
         if read not in held:
-            if not free:
-                victim = max((r for r in held if r != other), key=lambda r: uses[r][-1])
-                free.append(held.pop(victim))
-            held[read] = free.pop()
-            ops.append(read_vector(tile, access[read[0]], held[read], read))
+            if not self.free:
+                victim = max((r for r in held if r != other), key=lambda r: self.uses[r][-1])
+                self.free.append(held.pop(victim))
+            held[read] = self.free.pop()
+            ops.append(read_vector(self.tile, self.access[read[0]], held[read], read))
         return held[read]
 
-    def folded(read: Read) -> type[FmaLoad] | type[FmaSplat] | None:
-        if len(uses[read]) > 1 or first or read[2] < lanes or read in held:
+    def folded(self, read: Read) -> type[FmaLoad | FmaSplat] | None:
+        """The multiply-add that reads `read` from memory, if it is wanted just this once."""
+        if len(self.uses[read]) > 1 or read[2] < self.tile.form.lanes or read in self.held:
             return None
-        kind = access[read[0]].kind
-        if kind == "unit":
-            return FmaLoad if target.fold else None
-        return FmaSplat if kind == "splat" and target.fold_splat else None
+        return self.foldable.get(self.access[read[0]].kind)
 
+    def release(self, read: Read) -> None:
+        """Count one use of `read`; its register is free after the last."""
+        self.uses[read].pop()
+        if not self.uses[read] and read in self.held:
+            self.free.append(self.held.pop(read))
+
+
+def multiply_add(tile: Tile, jobs: list[Job], first: bool) -> list[Product]:
+    """Products summed into accumulators; `first`: the products themselves."""
+    holding = Holding(tile, jobs)
+    ops: list[Product] = []
     for register, a, b in jobs:
-        if fused := folded(b):
-            ops.append(fused(register, fetch(a, b), b[0], b[1]))
-        elif fused := folded(a):
-            ops.append(fused(register, fetch(b, a), a[0], a[1]))
+        if not first and (fused := holding.folded(b)):
+            ops.append(fused(register, holding.fetch(a, b, ops), b[0], b[1]))
+        elif not first and (fused := holding.folded(a)):
+            ops.append(fused(register, holding.fetch(b, a, ops), a[0], a[1]))
         else:
-            left, right = fetch(a, b), fetch(b, a)
+            left, right = holding.fetch(a, b, ops), holding.fetch(b, a, ops)
             ops.append(Mul(register, left, right) if first else Fma(register, left, right))
-        for read in (a, b):
-            uses[read].pop()
-            if not uses[read] and read in held:
-                free.append(held.pop(read))
+        holding.release(a)
+        holding.release(b)
     return ops
 
 
@@ -269,7 +352,7 @@ def combine(tile: Tile, register: int, reads: Sequence[Read], first: bool) -> It
 
 def merge_copies(tile: Tile) -> Iterable[Op]:
     """Add the copies of each accumulator into the first."""
-    count = len(tile.points)
+    count = tile.count
     kind = tile.form.nest.reduction
     for number in range(count, count * tile.copies):
         index = number % count
@@ -283,8 +366,7 @@ def finish(tile: Tile) -> Iterable[Op]:
     """Store the accumulators."""
     access = tile.accesses[0]
     scratch = tile.temporaries[0]
-    for register, (point, lanes) in enumerate(tile.points):
-        offset = access.bias + offset_of(access, point)
+    for register, (offset, lanes) in enumerate(zip(tile.offsets[0], tile.lanes, strict=True)):
         if lanes == 1 or tile.form.reduces_lanes:
             yield Store(register, access.pointer, offset, 1, scratch)
         elif access.kind == "unit":
@@ -295,7 +377,7 @@ def finish(tile: Tile) -> Iterable[Op]:
 
 def across_lanes(tile: Tile) -> Iterable[Op]:
     """Reduce the lanes of every accumulator into its lane 0."""
-    for register in range(len(tile.points)):
+    for register in range(tile.count):
         yield Reduce(tile.form.nest.reduction, register, register, tile.temporaries[:2])  # type: ignore[arg-type]
 
 
@@ -304,8 +386,8 @@ def add_old(tile: Tile) -> Iterable[Op]:
     access = tile.accesses[0]
     kind = tile.form.nest.reduction
     value, scratch = tile.temporaries[:2]
-    for register, (point, _) in enumerate(tile.points):
-        yield Load(value, access.pointer, access.bias + offset_of(access, point), 1)
+    for register, offset in enumerate(tile.offsets[0]):
+        yield Load(value, access.pointer, offset, 1)
         if kind == "add":
             yield Add(register, register, value)
         else:
