@@ -326,6 +326,12 @@ class Plan:
         """Least traffic: inputs and output move once; temporaries may stay in cache."""
         return sum(tensor.bytes for tensor in (self.output, *self.inputs))
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether the result depends on what the output held before."""
+        writers = [nest for nest in self.nests if nest.output.name == self.output.name]
+        return any(nest.accumulate for nest in writers) and writers[0].accumulate
+
     @cached_property
     def key(self) -> str:
         """Digest of the nests' keys and of which tensor each operand is."""

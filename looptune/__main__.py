@@ -1,0 +1,7 @@
+"""`python -m looptune` is the command line."""
+
+import sys
+
+from looptune.cli import main
+
+sys.exit(main())

@@ -1,0 +1,210 @@
+"""Compute on arrays: `einsum`, `matmul`, `conv2d`, with kernels cached by problem.
+
+The results, shapes and 0-d behaviour are NumPy's (torch's for `conv2d`). A kernel is made for
+each new combination of spec, shapes, strides, dtype and threads, verified once, and kept while
+it is among the last `CACHE_SIZE` used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from looptune.host import thread_count
+from looptune.ir import ITEM_BYTES, Plan
+from looptune.runtime.call import as_array, like
+from looptune.runtime.kernel import Kernel
+from looptune.tune import optimize
+from looptune.workloads import conv2d as conv2d_plan
+from looptune.workloads import einsum as einsum_plan
+
+CACHE_SIZE = 512
+
+_kernels: OrderedDict[Hashable, Kernel] = OrderedDict()
+_lock = threading.Lock()
+_making: dict[Hashable, threading.Lock] = {}
+
+
+def cached_kernel(key: Hashable, make: Callable[[], Kernel]) -> Kernel:
+    """The kernel for `key`; of many threads that ask for a new one, one makes it."""
+    with _lock:
+        kernel = _kernels.get(key)
+        if kernel is not None:
+            _kernels.move_to_end(key)
+            return kernel
+        turn = _making.setdefault(key, threading.Lock())
+    with turn:
+        with _lock:
+            kernel = _kernels.get(key)
+        if kernel is None:
+            kernel = make()
+            with _lock:
+                _kernels[key] = kernel
+                while len(_kernels) > CACHE_SIZE:
+                    _kernels.popitem(last=False)
+    with _lock:
+        _making.pop(key, None)
+    return kernel
+
+
+def clear_cache() -> None:
+    """Forget all kernels."""
+    with _lock:
+        _kernels.clear()
+
+
+def common_arrays(operands: Sequence[object]) -> list[np.ndarray]:
+    """Operands as arrays of one dtype, the wider where they differ, as NumPy promotes."""
+    arrays = [np.asarray(as_array(operand, i)) for i, operand in enumerate(operands)]
+    dtype = np.result_type(*arrays)
+    if dtype.name not in ITEM_BYTES:
+        raise UnsupportedError(
+            f"operands of {[a.dtype.name for a in arrays]}: {sorted(ITEM_BYTES)} are supported"
+        )
+    native = dtype.newbyteorder("=")
+    return [aligned(array if array.dtype == native else array.astype(native)) for array in arrays]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """`array`, copied if its data or strides are no multiple of its item size."""
+    odd = any(stride % array.itemsize for stride in array.strides)
+    return array.copy() if odd or not array.flags.aligned else array
+
+
+def element_strides(array: np.ndarray) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def run_plan(
+    key: tuple[Hashable, ...],
+    make: Callable[[tuple[int, ...] | None], Plan],
+    arrays: Sequence[np.ndarray],
+    out: np.ndarray | None,
+    threads: int | None,
+) -> np.ndarray:
+    """Run the kernel of a plan that `make` builds for the output's strides (None: contiguous).
+
+    An output that overlaps an input is computed aside and copied, so that the inputs are read
+    whole first, as NumPy does.
+    """
+    workers = thread_count(threads)
+    if out is not None:
+        if not isinstance(out, np.ndarray):
+            raise ArgumentTypeError(f"out is a {type(out).__name__}; a NumPy array would do")
+        if any(np.may_share_memory(out, array) for array in arrays) or not usable(out, arrays[0]):
+            return into(out, run_plan(key, make, arrays, None, threads))
+    strides = None if out is None else element_strides(out)
+    layout = tuple((array.shape, array.strides) for array in arrays)
+    full = (*key, layout, arrays[0].dtype.char, strides, workers)
+    kernel = cached_kernel(full, lambda: optimize(make(strides), threads=workers))
+    if out is not None and out.shape != kernel.plan.output.shape:
+        raise ArgumentError(f"out has shape {out.shape}; the result has {kernel.plan.output.shape}")
+    result: np.ndarray = kernel(*arrays, out=out)
+    return result
+
+
+def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
+    """Whether a kernel can write `out` directly."""
+    whole = all(stride % out.itemsize == 0 for stride in out.strides)
+    distinct = all(s for s, n in zip(out.strides, out.shape, strict=True) if n > 1)
+    return bool(out.dtype == like_array.dtype and out.flags.aligned and whole and distinct)
+
+
+def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
+    """Copy `result` to `out`; raises `ArgumentError` where NumPy's casting rules refuse."""
+    if out.shape != result.shape:
+        raise ArgumentError(f"out has shape {out.shape}; the result has {result.shape}")
+    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+        raise ArgumentTypeError(f"out is {out.dtype}; the result is {result.dtype}")
+    if not out.flags.writeable:
+        raise ArgumentError("out is read-only; a writable array would do")
+    out[...] = result
+    return out
+
+
+def einsum(spec: str, *operands: object, out: np.ndarray | None = None, threads: int | None = None) -> object:
+    """`numpy.einsum(spec, *operands)` for string specs, by a generated kernel.
+
+    Returns the first operand's kind of array. Raises `SpecError` for a bad spec or operands
+    that do not fit it, `UnsupportedError` for dtypes other than float32 and float64.
+    """
+    if not operands:
+        raise ArgumentTypeError("einsum needs at least one operand")
+    arrays = common_arrays(operands)
+
+    def make(out_strides: tuple[int, ...] | None) -> Plan:
+        return einsum_plan(
+            spec,
+            *(array.shape for array in arrays),
+            dtype=arrays[0].dtype.name,
+            strides=[element_strides(array) for array in arrays],
+            out_strides=out_strides,
+        )
+
+    result = run_plan(("einsum", spec), make, arrays, out, threads)
+    return result if out is not None else like(operands[0], result)
+
+
+def matmul(a: object, b: object, *, out: np.ndarray | None = None, threads: int | None = None) -> object:
+    """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices."""
+    left, right = common_arrays((a, b))
+    if left.ndim == 0 or right.ndim == 0:
+        raise ArgumentError("matmul needs at least one dimension on each side; use `*`")
+    inner = right.shape[0 if right.ndim == 1 else -2]
+    if left.shape[-1] != inner:
+        raise ArgumentError(
+            f"matmul: a has {left.shape[-1]} columns and b {inner} rows "
+            f"(shapes {left.shape} and {right.shape})"
+        )
+    first = "k" if left.ndim == 1 else "...mk"
+    second = "k" if right.ndim == 1 else "...kn"
+    kept = "..." * (left.ndim > 2 or right.ndim > 2) + "m" * (left.ndim > 1) + "n" * (right.ndim > 1)
+    first, second = (s if "..." in kept else s.replace("...", "") for s in (first, second))
+    result = einsum(f"{first},{second}->{kept}", left, right, out=out, threads=threads)
+    return result if out is not None else like(a, result)
+
+
+def conv2d(
+    x: object,
+    w: object,
+    bias: object = None,
+    stride: int | Sequence[int] = 1,
+    padding: object = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: str = "NCHW",
+    out: np.ndarray | None = None,
+    threads: int | None = None,
+) -> object:
+    """`torch.nn.functional.conv2d`: x in `layout`, w as (out, in / groups, height, width)."""
+    image, weights = common_arrays((x, w))
+
+    def make(out_strides: tuple[int, ...] | None) -> Plan:
+        return conv2d_plan(
+            image.shape,
+            weights.shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            layout=layout,
+            dtype=image.dtype.name,
+            strides=[element_strides(image), element_strides(weights)],
+            out_strides=out_strides,
+        )
+
+    key = ("conv2d", str(stride), str(padding), str(dilation), groups, layout)
+    result = run_plan(key, make, (image, weights), out, threads)
+    if bias is not None:
+        (offsets,) = common_arrays((bias,))
+        channels = weights.shape[0]
+        if offsets.shape != (channels,):
+            raise ArgumentError(f"bias has shape {offsets.shape}; ({channels},) would do")
+        result += offsets.reshape((-1, 1, 1)) if layout == "NCHW" else offsets
+    return result if out is not None else like(x, result)

@@ -1,0 +1,305 @@
+"""`looptune bench`: contenders interleaved on a suite of workloads, every result checked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from looptune.errors import LooptuneError, UnsupportedError, VerificationError
+from looptune.host import fingerprint
+from looptune.ir import Nest, Operand, Plan
+from looptune.measure import (
+    Sampler,
+    geomean,
+    interleave,
+    kernel_sampler,
+    peak_flops,
+    python_sampler,
+    random_arrays,
+    ratio,
+    stream_bandwidth,
+)
+from looptune.reference import verify
+from looptune.runtime.call import call_path
+from looptune.target import Target
+from looptune.tune import optimize
+from looptune.workloads.suites import Workload
+
+Arrays = dict[str, np.ndarray]
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What is compared and how long: saved beside the rows."""
+
+    suite: str
+    against: tuple[str, ...] = ("numpy",)
+    threads: int = 1
+    target: str | None = None
+    rounds: int = 15
+    seconds: float = 0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload. GFLOPS are medians; `ratio` is per peer, from Python, in one run."""
+
+    id: str
+    kind: str
+    dtype: str
+    order: str
+    gflops: float
+    kernel_gflops: float
+    fraction_of_peak: float
+    fraction_of_bandwidth: float
+    spread: float
+    codegen_s: float
+    tune_s: float
+    instructions: int
+    correct: bool
+    peers: dict[str, dict[str, float]]
+    error: str = ""
+
+
+def matrix_call(nest: Nest, arrays: Arrays) -> Call | None:
+    """`numpy.matmul` on views, where the nest is a matrix product or a stack of them."""
+    if len(nest.inputs) != 2 or nest.accumulate or not all(map(plain, nest.operands)):
+        return None
+    out, a, b = ([axis_of(dim.coefficients) for dim in op.dims] for op in nest.operands)
+    batch = [x for x in out if x in a and x in b]
+    m = [x for x in out if x in a and x not in b]
+    n = [x for x in out if x in b and x not in a]
+    k = [x for x in a if x in b and x not in out]
+    if max(len(m), len(n), len(k)) > 1 or len(out) != len(batch + m + n):
+        return None
+    sides = ((a, batch + m + k), (b, batch + k + n), (out, batch + m + n))
+    if any(set(have) != set(want) for have, want in sides):
+        return None
+    names = (nest.inputs[0].name, nest.inputs[1].name, nest.output.name)
+    left, right, result = (
+        arrays[name].transpose([have.index(x) for x in want])
+        for name, (have, want) in zip(names, sides, strict=True)
+    )
+    if not k or (batch and not (m and n)):
+        return None
+    if not n and not m:
+        return lambda: np.dot(left, right)
+    return lambda: np.matmul(left, right, out=result)
+
+
+def plain(operand: Operand) -> bool:
+    """Whether every dimension is walked by one axis, from index 0 in steps of one."""
+    return all(
+        dim.offset == 0 and sorted(map(bool, dim.coefficients))[-1:] == [True]
+        and sum(dim.coefficients) == 1 and max(dim.coefficients) == 1
+        for dim in operand.dims
+    )  # fmt: skip
+
+
+def axis_of(coefficients: tuple[int, ...]) -> int:
+    """The axis of a plain dimension."""
+    return coefficients.index(1)
+
+
+def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
+    """NumPy's best way for a contraction; convolutions it has none for."""
+    if len(plan.nests) == 1 and (call := matrix_call(plan.nests[0], arrays)):
+        return call
+    if not plan.spec:
+        raise UnsupportedError(f"NumPy has no call for {workload.kind}")
+    inputs = [arrays[tensor.name] for tensor in plan.inputs]
+    out = arrays[plan.output.name]
+    path = np.einsum_path(plan.spec, *inputs, optimize="optimal")[0]
+    return lambda: np.einsum(plan.spec, *inputs, out=out, optimize=path)
+
+
+def torch_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
+    """Torch's way: `matmul` into views, `einsum`, or its convolution."""
+    import torch
+
+    nest = plan.nests[0]
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    inputs = [tensors[tensor.name] for tensor in plan.inputs]
+    if "conv" in workload.kind:
+        return torch_convolution(workload, inputs)
+    if len(plan.nests) == 1 and matrix_call(nest, arrays) and plan.spec.replace(" ", ""):
+        return lambda: torch.einsum(plan.spec, *inputs)
+    if not plan.spec:
+        raise UnsupportedError(f"torch has no call for {workload.kind}")
+    return lambda: torch.einsum(plan.spec, *inputs)
+
+
+def torch_convolution(workload: Workload, inputs: Sequence[object]) -> Call:
+    """`torch.nn.functional.conv*d` on the workload's layout, padded asymmetrically if need be."""
+    import torch
+    from torch.nn import functional
+
+    shape = workload.record["shape"]
+    image, weights = inputs
+    if str(workload.record.get("layout", "NC")).endswith("C"):
+        image = torch.movedim(image, -1, 1)
+    as_list = lambda v: list(v) if isinstance(v, list) else [v]  # noqa: E731
+    padding = [p if isinstance(p, list) else [p, p] for p in as_list(shape["padding"])]
+    flat = [side for pair in reversed(padding) for side in pair]
+    rank = len(padding)
+    options = {
+        "stride": as_list(shape["stride"]),
+        "dilation": as_list(shape["dilation"]),
+        "groups": shape["groups"],
+    }
+    if "transpose" in workload.kind:
+        call = getattr(functional, f"conv_transpose{rank}d")
+        return lambda: call(image, weights, padding=[p[0] for p in padding], **options)
+    call = getattr(functional, f"conv{rank}d")
+    if all(before == after for before, after in padding):
+        return lambda: call(image, weights, padding=[p[0] for p in padding], **options)
+    return lambda: call(functional.pad(image, flat), weights, **options)
+
+
+PEERS: dict[str, Callable[[Workload, Plan, Arrays], Call]] = {
+    "numpy": numpy_call,
+    "torch": torch_call,
+}
+
+
+def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: float) -> Row:
+    """Build, check and time one workload against the peers."""
+    plan = workload.plan()
+    start = time.perf_counter()
+    kernel = optimize(plan, target=target, threads=config.threads, verify=False)
+    tuned = time.perf_counter() - start
+    report = kernel.report
+    arrays = random_arrays(plan)
+    out = arrays[plan.output.name]
+    inputs = [arrays[tensor.name] for tensor in plan.inputs]
+    out[...] = np.nan
+    kernel(*inputs, out=out)
+    error = ""
+    try:
+        verify(plan, {t.name: arrays[t.name] for t in plan.inputs}, out)
+    except VerificationError as wrong:
+        error = str(wrong)
+    contenders: dict[str, Sampler] = {
+        "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
+        "kernel": kernel_sampler(kernel, arrays, config.threads),
+    }
+    for name in config.against:
+        try:
+            contenders[name] = python_sampler(PEERS[name](workload, plan, arrays))
+        except UnsupportedError:
+            continue
+    found = interleave(contenders, rounds=config.rounds, seconds=config.seconds)
+    ours = found["looptune"]
+    peers = {
+        name: {
+            "gflops": plan.flops / found[name].median / 1e9,
+            "ratio": ratio(found[name], ours),
+            "spread": found[name].spread,
+        }
+        for name in config.against
+        if name in found
+    }
+    kernel_flops = plan.flops / found["kernel"].median
+    bandwidth = stream_bandwidth(max(4096, plan.min_bytes), seconds=0.02)
+    return Row(
+        id=workload.id,
+        kind=workload.kind,
+        dtype=plan.dtype,
+        order="; ".join(schedule.order for schedule in kernel.schedules),
+        gflops=plan.flops / ours.median / 1e9,
+        kernel_gflops=kernel_flops / 1e9,
+        fraction_of_peak=kernel_flops / peak,
+        fraction_of_bandwidth=plan.min_bytes / found["kernel"].median / bandwidth,
+        spread=ours.spread,
+        codegen_s=report.codegen_seconds,
+        tune_s=tuned,
+        instructions=sum(kernel.explain().instructions.values()),
+        correct=not error,
+        peers=peers,
+        error=error,
+    )
+
+
+def bench(
+    workloads: Sequence[Workload], config: BenchConfig, target: Target, progress: bool = True
+) -> dict[str, object]:
+    """Bench every workload; those that are not supported are listed, not dropped."""
+    peaks = {dtype: peak_flops(target, dtype) for dtype in ("float32", "float64")}
+    rows, skipped = [], []
+    bar = tqdm(workloads, desc=config.suite, disable=None if progress else True, file=sys.stderr)
+    for workload in bar:
+        try:
+            peak = peaks.get(workload.dtype, peaks["float32"])
+            rows.append(bench_row(workload, config, target, peak * config.threads))
+        except UnsupportedError as reason:
+            skipped.append({"id": workload.id, "reason": str(reason)})
+    return result_json(rows, skipped, config, target, peaks)
+
+
+def result_json(
+    rows: Sequence[Row],
+    skipped: Sequence[dict[str, str]],
+    config: BenchConfig,
+    target: Target,
+    peaks: dict[str, float],
+) -> dict[str, object]:
+    """The form that later checks read: schema 1."""
+    versus = {
+        name: geomean([row.peers[name]["ratio"] for row in rows if name in row.peers])
+        for name in config.against
+    }
+    return {
+        "schema": 1,
+        "machine": {
+            **asdict(fingerprint()),
+            "target": target.name,
+            "call_path": call_path(),
+            "peak_gflops": {dtype: flops / 1e9 for dtype, flops in peaks.items()},
+            "numpy": np.__version__,
+        },
+        "config": asdict(config),
+        "rows": [asdict(row) for row in rows],
+        "skipped": list(skipped),
+        "geomean": {
+            "fraction_of_peak": geomean([row.fraction_of_peak for row in rows]),
+            "vs": versus,
+        },
+    }
+
+
+def render(result: dict[str, object]) -> str:
+    """The rows as a table, geometric means below."""
+    rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
+    config: dict[str, object] = result["config"]  # type: ignore[assignment]
+    machine: dict[str, object] = result["machine"]  # type: ignore[assignment]
+    means: dict[str, object] = result["geomean"]  # type: ignore[assignment]
+    peers: tuple[str, ...] = config["against"]  # type: ignore[assignment]
+    head = f"{'workload':44s} {'GFLOPS':>8s} {'peak':>6s} {'bw':>6s} {'spread':>7s} {'codegen':>8s}"
+    lines = [f"{machine['target']} on {machine['cpu']}, calls: {machine['call_path']}", ""]
+    lines.append(head + "".join(f" {'x ' + peer:>9s}" for peer in peers))
+    for row in rows:
+        cells: dict[str, dict[str, float]] = row["peers"]  # type: ignore[assignment]
+        ratios = (
+            f"{cells[peer]['ratio']:8.2f}x" if peer in cells else f"{'-':>9s}" for peer in peers
+        )
+        lines.append(
+            f"{row['id']:44.44s} {row['gflops']:8.1f} {row['fraction_of_peak']:6.2f} "
+            f"{row['fraction_of_bandwidth']:6.2f} {row['spread']:7.1%} "
+            f"{1e3 * float(str(row['codegen_s'])):6.2f}ms " + " ".join(ratios)
+            + ("" if row["correct"] else "  WRONG: " + str(row["error"]))
+        )  # fmt: skip
+    versus: dict[str, float] = means["vs"]  # type: ignore[assignment]
+    summary = ", ".join(f"{value:.3f}x {name}" for name, value in versus.items())
+    lines += ["", f"geometric mean: {means['fraction_of_peak']:.3f} of peak, {summary}"]
+    skipped: list[dict[str, str]] = result["skipped"]  # type: ignore[assignment]
+    lines += [f"not supported: {item['id']}: {item['reason']}" for item in skipped]
+    return "\n".join(lines)
+
+
+__all__ = ["BenchConfig", "LooptuneError", "bench", "render"]

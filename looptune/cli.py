@@ -1,0 +1,318 @@
+"""The command line: one subcommand a job. Results on stdout, progress on stderr.
+
+Exit codes: 0 good, 1 a finding (a wrong result, an unsupported host), 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import looptune
+from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
+from looptune.errors import LooptuneError, SpecError, UnsupportedError
+from looptune.host import fingerprint, host_isas, host_target, thread_count
+from looptune.ir import Plan
+from looptune.measure import (
+    interleave,
+    kernel_sampler,
+    peak_flops,
+    python_sampler,
+    random_arrays,
+    ratio,
+    stream_bandwidth,
+)
+from looptune.runtime.call import call_path
+from looptune.runtime.kernel import Kernel
+from looptune.target import TARGETS, Target, target_named
+from looptune.tune import STRATEGIES, optimize
+from looptune.workloads import batched_matmul, conv2d, einsum, gemv, matmul
+from looptune.workloads.suites import Workload, load
+
+SHOWN = ("tree", "program", "asm", "explain")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every subcommand and option."""
+    top = argparse.ArgumentParser(prog="looptune", description=looptune.__doc__)
+    top.add_argument("--version", action="version", version=looptune.__version__)
+    jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
+    job = jobs.add_parser("optimize", help="make, verify and time a kernel")
+    add_workload(job)
+    add_output(job)
+    job.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
+    job.add_argument("--threads", type=int, default=None)
+    job = jobs.add_parser("show", help="print a kernel's loop tree, Program or assembly")
+    add_workload(job)
+    job.add_argument("--what", choices=SHOWN, action="append", help="default: tree and explain")
+    job = jobs.add_parser("bench", help="time a suite of workloads against NumPy and torch")
+    job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
+    job.add_argument("--against", default="numpy", help="comma-separated: numpy,torch")
+    job.add_argument("--threads", type=int, default=None)
+    job.add_argument("--target", choices=sorted(TARGETS), default=None)
+    job.add_argument("--rounds", type=int, default=15, help="interleaved rounds a workload")
+    job.add_argument("--seconds", type=float, default=0.5, help="timing a workload, in all")
+    add_output(job)
+    job = jobs.add_parser("peak", help="measure peak FLOPS and streaming bandwidth of one core")
+    job.add_argument("--target", choices=sorted(TARGETS), default=None)
+    add_output(job)
+    job = jobs.add_parser("doctor", help="say what works on this machine, and what does not")
+    add_output(job)
+    return top
+
+
+def add_workload(job: argparse.ArgumentParser) -> None:
+    """The workloads that `optimize` and `show` take."""
+    job.add_argument("--target", choices=sorted(TARGETS), default=None)
+    job.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    kinds = job.add_subparsers(dest="kind", required=True, metavar="WORKLOAD")
+    kind = kinds.add_parser("matmul", help="M N K: out[m,n] = sum_k a[m,k] b[k,n]")
+    for name in ("M", "N", "K"):
+        kind.add_argument(name, type=int)
+    kind.add_argument("--trans-a", action="store_true", help="a is stored as [k, m]")
+    kind.add_argument("--trans-b", action="store_true", help="b is stored as [n, k]")
+    kind.add_argument("--batch", type=int, default=None)
+    kind = kinds.add_parser("gemv", help="M K: y[m] = sum_k a[m,k] x[k]")
+    for name in ("M", "K"):
+        kind.add_argument(name, type=int)
+    kind = kinds.add_parser("conv2d", help="N C H W O R S, torch's conventions")
+    for name in ("N", "C", "H", "W", "O", "R", "S"):
+        kind.add_argument(name, type=int)
+    kind.add_argument("--stride", type=int, nargs="+", default=[1])
+    kind.add_argument("--padding", type=int, nargs="+", default=[0])
+    kind.add_argument("--dilation", type=int, nargs="+", default=[1])
+    kind.add_argument("--groups", type=int, default=1)
+    kind.add_argument("--layout", choices=("NCHW", "NHWC"), default="NCHW")
+    kind = kinds.add_parser("einsum", help="SPEC label=size ...: einsum 'mk,kn->mn' m=64 k=64 n=64")
+    kind.add_argument("spec")
+    kind.add_argument("sizes", nargs="*", metavar="label=size")
+
+
+def add_output(job: argparse.ArgumentParser) -> None:
+    """`--json` and `--output`."""
+    job.add_argument("--json", action="store_true", help="print JSON instead of text")
+    job.add_argument("--output", type=Path, default=None, help="write the JSON to this file")
+
+
+def workload_plan(args: argparse.Namespace) -> Plan:
+    """The plan that the command line describes."""
+    if args.kind == "matmul":
+        flags = {"trans_a": args.trans_a, "trans_b": args.trans_b, "dtype": args.dtype}
+        if args.batch is not None:
+            return batched_matmul(args.batch, args.M, args.N, args.K, **flags)
+        return matmul(args.M, args.N, args.K, **flags)
+    if args.kind == "gemv":
+        return gemv(args.M, args.K, dtype=args.dtype)
+    if args.kind == "einsum":
+        return einsum(args.spec, sizes=label_sizes(args.sizes), dtype=args.dtype)
+    channels_last = args.layout == "NHWC"
+    image = (args.H, args.W, args.C) if channels_last else (args.C, args.H, args.W)
+    return conv2d(
+        (args.N, *image),
+        (args.O, args.C // max(1, args.groups), args.R, args.S),
+        stride=one_or_two(args.stride),
+        padding=one_or_two(args.padding),
+        dilation=one_or_two(args.dilation),
+        groups=args.groups,
+        layout=args.layout,
+        dtype=args.dtype,
+    )
+
+
+def one_or_two(values: list[int]) -> int | tuple[int, ...]:
+    """A number for both dimensions, or one each."""
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def label_sizes(words: Sequence[str]) -> dict[str, int]:
+    """`["m=64", "n=32"]` as sizes; raises `SpecError` for anything else."""
+    sizes = {}
+    for word in words:
+        label, equals, size = word.partition("=")
+        if not equals or len(label) != 1 or not size.isdecimal():
+            raise SpecError(f"{word!r} is no label=size, as in m=64")
+        sizes[label] = int(size)
+    return sizes
+
+
+def chosen_target(name: str | None) -> Target:
+    """The named target, or the widest this machine runs."""
+    return host_target() if name is None else host_target(name)
+
+
+def write(args: argparse.Namespace, result: dict[str, object], text: str) -> None:
+    """Print text or JSON; write the JSON where asked."""
+    encoded = json.dumps(result, indent=1, default=str)
+    if args.output is not None:
+        args.output.write_text(encoded + "\n")
+    print(encoded if args.json else text)
+
+
+def run_optimize(args: argparse.Namespace) -> int:
+    """Make, verify and time one kernel."""
+    plan = workload_plan(args)
+    kernel = optimize(
+        plan, target=chosen_target(args.target), strategy=args.strategy, threads=args.threads
+    )
+    workload = Workload(id="cli", suite="cli", kind=args.kind, dtype=plan.dtype, flops=plan.flops,
+                        min_bytes=plan.min_bytes, core=False, record={})  # fmt: skip
+    found = compare_with_numpy(workload, kernel)
+    report = kernel.report
+    result: dict[str, object] = {
+        "schema": 1,
+        "verified": report.verified,
+        "origin": kernel.origin,
+        "target": kernel.target.name,
+        "call_path": call_path(),
+        "code_bytes": len(kernel.code_bytes),
+        "codegen_s": report.codegen_seconds,
+        "schedule_s": report.schedule_seconds,
+        "verify_s": report.verify_seconds,
+        "actions": [schedule.actions for schedule in kernel.schedules],
+        "loop_tree": kernel.loop_tree,
+        **found,
+    }
+    versus = f"{found['vs_numpy']:.2f}x NumPy" if found["vs_numpy"] else "NumPy has no such call"
+    text = (
+        f"{kernel.loop_tree}\n\n"
+        f"verified: {'yes' if report.verified else 'no'}   "
+        f"{found['gflops']:.1f} GFLOPS ({found['fraction_of_peak']:.0%} of one core's peak)   "
+        f"{versus}\n"
+        f"{kernel.target.name}, {len(kernel.code_bytes)} bytes of code made in "
+        f"{1e3 * report.codegen_seconds:.2f} ms, called through {call_path()}"
+    )
+    write(args, result, text)
+    return 0
+
+
+def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | None]:
+    """GFLOPS of the kernel, and its ratio to NumPy from Python, in one interleaved run."""
+    plan = kernel.plan
+    arrays = random_arrays(plan)
+    inputs = [arrays[tensor.name] for tensor in plan.inputs]
+    out = arrays[plan.output.name]
+    contenders = {
+        "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
+        "kernel": kernel_sampler(kernel, arrays),
+    }
+    try:
+        contenders["numpy"] = python_sampler(numpy_call(workload, plan, arrays))
+    except UnsupportedError:
+        pass
+    samples = interleave(contenders)
+    rate = plan.flops / samples["kernel"].median
+    return {
+        "gflops": rate / 1e9,
+        "fraction_of_peak": rate / peak_flops(kernel.target, plan.dtype),
+        "vs_numpy": ratio(samples["numpy"], samples["looptune"]) if "numpy" in samples else None,
+        "spread": samples["kernel"].spread,
+    }
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print what a kernel is made of; any target, on any machine."""
+    target = host_target() if args.target is None else target_named(args.target)
+    kernel = optimize(workload_plan(args), target=target, verify=False)
+    parts = {
+        "tree": lambda: kernel.loop_tree,
+        "program": lambda: "\n".join(str(program) for program in kernel.programs),
+        "asm": lambda: kernel.asm,
+        "explain": lambda: str(kernel.explain()),
+    }
+    print("\n\n".join(parts[what]() for what in args.what or ("tree", "explain")))
+    return 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Bench a suite; exit 1 if any result was wrong."""
+    against = tuple(name for name in args.against.split(",") if name)
+    for name in against:
+        if name not in PEERS:
+            raise UnsupportedError(f"--against {name!r} is none of {sorted(PEERS)}")
+    config = BenchConfig(
+        suite=args.suite,
+        against=against,
+        threads=thread_count(args.threads),
+        target=args.target,
+        rounds=args.rounds,
+        seconds=args.seconds,
+    )
+    result = bench(load(args.suite), config, chosen_target(args.target))
+    write(args, result, render(result))
+    rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
+    return 0 if all(row["correct"] for row in rows) else 1
+
+
+def run_peak(args: argparse.Namespace) -> int:
+    """Measure the roofline of one core."""
+    target = chosen_target(args.target)
+    flops = {dtype: peak_flops(target, dtype) / 1e9 for dtype in ("float32", "float64")}
+    footprints = (16 << 10, 512 << 10, 8 << 20, 256 << 20)
+    streams = {size: stream_bandwidth(size) / 1e9 for size in footprints}
+    result: dict[str, object] = {
+        "schema": 1,
+        "target": target.name,
+        "gflops": flops,
+        "stream_gbytes": {str(size): rate for size, rate in streams.items()},
+    }
+    lines = [f"{dtype}: {rate:.1f} GFLOPS, one core, {target.name}" for dtype, rate in flops.items()]
+    lines += [f"copy of {size >> 10} KiB: {rate:.1f} GB/s" for size, rate in streams.items()]
+    write(args, result, "\n".join(lines))
+    return 0
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Say what this machine and installation can do."""
+    machine = fingerprint()
+    isas = host_isas()
+    result: dict[str, object] = {
+        "schema": 1,
+        "looptune": looptune.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpu": machine.cpu,
+        "targets": sorted(isas),
+        "default_target": host_target().name if isas else None,
+        "call_path": call_path(),
+        "threads": thread_count(None),
+        "source": str(Path(looptune.__file__).parent),
+    }
+    lines = [f"{name}: {value}" for name, value in result.items() if name != "schema"]
+    if call_path() != "native":
+        lines.append("the C extension is absent: calls go through ctypes and cost microseconds more")
+    if not isas:
+        lines.append("no supported instruction set: kernels can be made and read, not run")
+    write(args, result, "\n".join(lines))
+    return 0 if isas else 1
+
+
+JOBS = {
+    "optimize": run_optimize,
+    "show": run_show,
+    "bench": run_bench,
+    "peak": run_peak,
+    "doctor": run_doctor,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one job; usage errors and typed errors end with one line on stderr."""
+    args = parser().parse_args(argv)
+    try:
+        return JOBS[args.job](args)
+    except (SpecError, UnsupportedError) as error:
+        print(f"looptune: {error}", file=sys.stderr)
+        return 2
+    except LooptuneError as error:
+        print(f"looptune: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Time: contenders interleaved in one run, and the machine's peak to set them against.
+
+Machines are shared and noisy, so nothing is compared across runs: every round times each
+contender once, in rotating order, and ratios are taken within rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from looptune.backends import backend_for
+from looptune.ir import DType, Plan, Tensor
+from looptune.legalize import legalize
+from looptune.program import BEGIN, Const, Fma, Loop, Op, Program, Scale, Set
+from looptune.runtime.call import seconds_of
+from looptune.runtime.kernel import Kernel
+from looptune.target import Target
+
+Clock = Callable[[], float]
+Sampler = Callable[[int], float]  # calls -> seconds for all of them
+PEAK_ITERATIONS = 20_000
+PEAK_FMAS = 240
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds a call of one contender, one entry a round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Middle of the rounds."""
+        return float(np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float((high - low) / self.median)
+
+
+def python_sampler(call: Callable[[], object], clock: Clock = time.perf_counter) -> Sampler:
+    """Time `call` as a user calls it, from Python."""
+
+    def sample(calls: int) -> float:
+        start = clock()
+        for _ in range(calls):
+            call()
+        return clock() - start
+
+    return sample
+
+
+def interleave(
+    contenders: Mapping[str, Sampler],
+    *,
+    rounds: int = 15,
+    seconds: float = 0.5,
+) -> dict[str, Samples]:
+    """Time the contenders in turn, `rounds` times, about `seconds` in all.
+
+    Calls per sample are set once, from a first timing, so that each contender gets an equal
+    share of the time.
+    """
+    share = seconds / rounds / max(1, len(contenders))
+    calls = {}
+    for name, sample in contenders.items():
+        sample(1)
+        once = min(sample(1) for _ in range(3))
+        calls[name] = max(1, min(1_000_000, round(share / max(once, 1e-8))))
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(contenders[name](calls[name]) / calls[name])
+    return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def ratio(other: Samples, ours: Samples) -> float:
+    """How many times faster ours is: the median over rounds of other / ours."""
+    rounds = zip(other.seconds, ours.seconds, strict=True)
+    return float(np.median([theirs / mine for theirs, mine in rounds]))
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Geometric mean; NaN of none."""
+    if not values:
+        return math.nan
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def empty_as(tensor: Tensor) -> np.ndarray:
+    """An uninitialised array with the tensor's shape and strides, inside its own buffer."""
+    item = np.dtype(tensor.dtype).itemsize
+    reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True)]
+    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    size = 0 if 0 in tensor.shape else high - low + 1
+    flat = np.empty(size, tensor.dtype)
+    return np.lib.stride_tricks.as_strided(
+        flat[-low:] if size else flat,
+        tensor.shape,
+        tuple(stride * item for stride in tensor.strides),
+    )
+
+
+def random_arrays(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs, uniform in [-1, 1), and the output with the old values it accumulates to."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for tensor in (plan.output, *plan.inputs):
+        array = empty_as(tensor)
+        array[...] = rng.uniform(-1, 1, tensor.shape)
+        arrays[tensor.name] = array
+    return arrays
+
+
+def kernel_sampler(kernel: Kernel, arrays: Mapping[str, np.ndarray], threads: int = 1) -> Sampler:
+    """Time the kernel alone, without Python, where the extension is there."""
+    inputs = [arrays[tensor.name] for tensor in kernel.plan.inputs]
+    out = arrays[kernel.plan.output.name]
+    return lambda calls: seconds_of(kernel, inputs, out, calls, threads)
+
+
+def measure(kernel: Kernel, *, seconds: float = 0.2, seed: int = 0) -> Samples:
+    """Seconds a call of the kernel alone, on random operands that stay in cache if they fit."""
+    arrays = random_arrays(kernel.plan, seed)
+    found = interleave({"kernel": kernel_sampler(kernel, arrays)}, seconds=seconds)
+    return found["kernel"]
+
+
+def peak_program(target: Target, dtype: DType) -> Program:
+    """A loop of independent register-only multiply-adds."""
+    chains = target.vector_registers - 2
+    one, zero = chains, chains + 1
+    body: tuple[Op, ...] = tuple(Fma(i % chains, one, zero) for i in range(PEAK_FMAS))
+    setup = (*(Const(i, 0.0) for i in range(chains)), Const(one, 1.0), Const(zero, 0.0))
+    counter = 2
+    ops = (*setup, Scale(counter, BEGIN, 1), Set(counter, PEAK_ITERATIONS), Loop(counter, 1, body))
+    return Program(target, dtype, 0, 3, 0, 0, 1, ops)
+
+
+@lru_cache(maxsize=16)
+def peak_sampler(target: Target, dtype: DType) -> tuple[Sampler, int]:
+    """A sampler of the peak loop, and the operations one call makes."""
+    from looptune.runtime.call import seconds_of_code
+
+    program = legalize(peak_program(target, dtype))
+    code = backend_for(target)(program)
+    flops = 2 * program.lanes * PEAK_FMAS * PEAK_ITERATIONS
+    return (lambda calls: seconds_of_code(code, calls)), flops
+
+
+def peak_flops(target: Target, dtype: DType = "float32", *, seconds: float = 0.2) -> float:
+    """Most multiply-add operations a second of one core: the best of many short samples."""
+    sample, flops = peak_sampler(target, dtype)
+    found = interleave({"peak": sample}, rounds=30, seconds=seconds)
+    return flops / min(found["peak"].seconds)
+
+
+def stream_bandwidth(nbytes: int, *, seconds: float = 0.2) -> float:
+    """Bytes a second that one core reads and writes in copies of `nbytes` in all."""
+    source = np.ones(max(1, nbytes // 8), np.float32)
+    copy = np.empty_like(source)
+    found = interleave(
+        {"copy": python_sampler(lambda: np.copyto(copy, source))}, rounds=30, seconds=seconds
+    )
+    return 2 * source.nbytes / min(found["copy"].seconds)

@@ -1,0 +1,219 @@
+"""`optimize()`: strategy, verification, kernel."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from looptune.build import build
+from looptune.default import default_schedule
+from looptune.errors import SpecError, UnsupportedError
+from looptune.host import host_target, thread_count
+from looptune.ir import Nest, Plan, plan_of
+from looptune.measure import random_arrays
+from looptune.reference import verify as verify_result
+from looptune.runtime.kernel import Kernel
+from looptune.schedule import Schedule
+from looptune.target import Target, target_named
+from looptune.workloads import einsum
+
+Strategy = Callable[[Nest, Target, int], Schedule]
+STRATEGIES: dict[str, Strategy] = {"default": default_schedule}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a search may spend: wall-clock seconds, measurements, or both (None: no limit)."""
+
+    seconds: float | None = None
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "measurements"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a kernel came about; seconds are wall-clock."""
+
+    strategy: str
+    schedule_seconds: float
+    codegen_seconds: float
+    verify_seconds: float
+    verified: bool
+    budget: Budget = field(default_factory=Budget)
+
+
+def optimize(
+    spec: str | Nest | Plan,
+    *,
+    shapes: Sequence[object] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    dtype: str = "float32",
+    epilogue: object = None,
+    strategy: str = "default",
+    policy: object = None,
+    budget: float | Budget | None = None,
+    threads: int | None = None,
+    target: str | Target | None = None,
+    database: object = "default",
+    retune: bool = False,
+    verify: bool = True,
+    seed: int = 0,
+    progress: object = None,
+    **labels: int,
+) -> Kernel:
+    """A verified kernel for an einsum, a nest or a plan.
+
+    `spec` is an einsum string, with `shapes` (tuples, or example arrays whose strides and dtype
+    count, too), `sizes={label: extent}` or the labels as keywords: `optimize("mk,kn->mn", m=64,
+    k=64, n=64)`; or a Nest or Plan from `looptune.workloads`. The strategy "default" measures
+    nothing: `budget`, `database`, `retune` and `progress` are for searches. `kernel.report`
+    says how long each part took.
+
+    Raises `SpecError` for a spec without meaning, `TypeError` for an unknown keyword,
+    `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
+    cannot be run to verify it, `VerificationError` if the kernel is wrong.
+    """
+    chosen = strategy_named(strategy)
+    refuse("epilogue", epilogue)
+    refuse("policy", policy)
+    limits = budget if isinstance(budget, Budget) else Budget(seconds=budget)
+    plan = plan_for(spec, shapes, sizes, dtype, labels)
+    machine = resolve_target(target)
+    workers = thread_count(threads)
+    start = time.perf_counter()
+    schedules = tuple(chosen(nest, machine, workers) for nest in plan.nests)
+    scheduled = time.perf_counter()
+    kernel = build(plan, schedules, machine, origin=strategy)
+    built = time.perf_counter()
+    if verify:
+        check(kernel, seed)
+    done = time.perf_counter()
+    kernel.report = Report(
+        strategy, scheduled - start, built - scheduled, done - built, verify, limits
+    )
+    return kernel
+
+
+def compile(
+    nest: Nest | Plan,
+    schedule: Schedule | Sequence[Schedule],
+    *,
+    target: str | Target | None = None,
+    verify: bool = True,
+    seed: int = 0,
+) -> Kernel:
+    """A kernel for a nest (or a plan) with a schedule of your own (one a nest).
+
+    Raises `ScheduleError` for a schedule of another nest, `LoweringError` over a limit of the
+    target, `VerificationError` if the kernel is wrong.
+    """
+    schedules = (schedule,) if isinstance(schedule, Schedule) else tuple(schedule)
+    kernel = build(nest, schedules, resolve_target(target))
+    if verify:
+        check(kernel, seed)
+    return kernel
+
+
+def resolve_target(target: str | Target | None) -> Target:
+    """A target as it is, by name, or the widest one this machine runs."""
+    if isinstance(target, Target):
+        return target
+    return host_target() if target is None else target_named(target)
+
+
+def check(kernel: Kernel, seed: int = 0) -> None:
+    """Run the kernel on random operands, its output poisoned; raises `VerificationError`."""
+    plan = kernel.plan
+    arrays = random_arrays(plan, seed)
+    out = arrays[plan.output.name].copy() if plan.accumulates else arrays[plan.output.name]
+    if not plan.accumulates:
+        out[...] = np.nan
+    inputs = [arrays[tensor.name] for tensor in plan.inputs]
+    given = {tensor.name: array for tensor, array in zip(plan.inputs, inputs, strict=True)}
+    if plan.accumulates:
+        given[plan.output.name] = arrays[plan.output.name].copy()
+        out = arrays[plan.output.name]
+    kernel(*inputs, out=out)
+    verify_result(plan, given, out, seed=seed)
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy called `name`; raises `UnsupportedError` with the list."""
+    if name not in STRATEGIES:
+        raise UnsupportedError(f"strategy {name!r} is none of {sorted(STRATEGIES)}")
+    return STRATEGIES[name]
+
+
+def refuse(name: str, value: object) -> None:
+    """Raise `UnsupportedError` for an argument whose feature is not there yet."""
+    if value is not None:
+        raise UnsupportedError(f"{name}={value!r}: not supported yet; leave it out")
+
+
+def plan_for(
+    spec: str | Nest | Plan,
+    shapes: Sequence[object] | None,
+    sizes: Mapping[str, int] | None,
+    dtype: str,
+    labels: Mapping[str, int],
+) -> Plan:
+    """The plan that the arguments of `optimize` describe."""
+    if isinstance(spec, str):
+        return einsum_plan(spec, shapes, sizes, dtype, labels)
+    if labels:
+        raise TypeError(f"optimize() got an unexpected keyword argument {next(iter(labels))!r}")
+    if shapes is not None or sizes is not None:
+        raise SpecError("shapes and sizes belong to an einsum string; a Nest or Plan has its own")
+    if isinstance(spec, Nest):
+        return plan_of(spec)
+    if isinstance(spec, Plan):
+        return spec
+    raise SpecError(
+        f"spec is a {type(spec).__name__}; an einsum string, a Nest or a Plan would do"
+    )
+
+
+KEYWORDS = (
+    "shapes", "sizes", "dtype", "epilogue", "strategy", "policy", "budget", "threads", "target",
+    "database", "retune", "verify", "seed", "progress",
+)  # fmt: skip
+
+
+def einsum_plan(
+    spec: str,
+    shapes: Sequence[object] | None,
+    sizes: Mapping[str, int] | None,
+    dtype: str,
+    labels: Mapping[str, int],
+) -> Plan:
+    """The plan of an einsum string with shapes, example arrays or label sizes."""
+    for name in labels:
+        if len(name) != 1 or name not in spec:
+            near = difflib.get_close_matches(name, KEYWORDS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the labels of {spec!r} would do"
+            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}{hint}")
+    if shapes is None:
+        return einsum(spec, sizes={**(sizes or {}), **labels}, dtype=dtype)
+    if labels or sizes:
+        raise SpecError("give shapes or sizes of the labels, not both")
+    arrays = [operand for operand in shapes if hasattr(operand, "__array_interface__")]
+    if not arrays:
+        return einsum(spec, *shapes, dtype=dtype)
+    if len(arrays) != len(shapes):
+        raise SpecError("shapes mixes example arrays and tuples; give one kind")
+    examples = [np.asarray(array) for array in arrays]
+    return einsum(
+        spec,
+        *(example.shape for example in examples),
+        dtype=str(np.result_type(*examples)),
+        strides=[tuple(s // e.itemsize for s in e.strides) for e in examples],
+    )
