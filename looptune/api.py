@@ -127,7 +127,9 @@ def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
     return out
 
 
-def einsum(spec: str, *operands: object, out: np.ndarray | None = None, threads: int | None = None) -> object:
+def einsum(
+    spec: str, *operands: object, out: np.ndarray | None = None, threads: int | None = None
+) -> object:
     """`numpy.einsum(spec, *operands)` for string specs, by a generated kernel.
 
     Returns the first operand's kind of array. Raises `SpecError` for a bad spec or operands
@@ -150,7 +152,9 @@ def einsum(spec: str, *operands: object, out: np.ndarray | None = None, threads:
     return result if out is not None else like(operands[0], result)
 
 
-def matmul(a: object, b: object, *, out: np.ndarray | None = None, threads: int | None = None) -> object:
+def matmul(
+    a: object, b: object, *, out: np.ndarray | None = None, threads: int | None = None
+) -> object:
     """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices."""
     left, right = common_arrays((a, b))
     if left.ndim == 0 or right.ndim == 0:
@@ -163,7 +167,9 @@ def matmul(a: object, b: object, *, out: np.ndarray | None = None, threads: int 
         )
     first = "k" if left.ndim == 1 else "...mk"
     second = "k" if right.ndim == 1 else "...kn"
-    kept = "..." * (left.ndim > 2 or right.ndim > 2) + "m" * (left.ndim > 1) + "n" * (right.ndim > 1)
+    kept = (
+        "..." * (left.ndim > 2 or right.ndim > 2) + "m" * (left.ndim > 1) + "n" * (right.ndim > 1)
+    )
     first, second = (s if "..." in kept else s.replace("...", "") for s in (first, second))
     result = einsum(f"{first},{second}->{kept}", left, right, out=out, threads=threads)
     return result if out is not None else like(a, result)

@@ -261,7 +261,9 @@ def run_peak(args: argparse.Namespace) -> int:
         "gflops": flops,
         "stream_gbytes": {str(size): rate for size, rate in streams.items()},
     }
-    lines = [f"{dtype}: {rate:.1f} GFLOPS, one core, {target.name}" for dtype, rate in flops.items()]
+    lines = [
+        f"{dtype}: {rate:.1f} GFLOPS, one core, {target.name}" for dtype, rate in flops.items()
+    ]
     lines += [f"copy of {size >> 10} KiB: {rate:.1f} GB/s" for size, rate in streams.items()]
     write(args, result, "\n".join(lines))
     return 0
@@ -285,7 +287,9 @@ def run_doctor(args: argparse.Namespace) -> int:
     }
     lines = [f"{name}: {value}" for name, value in result.items() if name != "schema"]
     if call_path() != "native":
-        lines.append("the C extension is absent: calls go through ctypes and cost microseconds more")
+        lines.append(
+            "the C extension is absent: calls go through ctypes and cost microseconds more"
+        )
     if not isas:
         lines.append("no supported instruction set: kernels can be made and read, not run")
     write(args, result, "\n".join(lines))

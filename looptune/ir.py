@@ -294,12 +294,16 @@ class Plan:
     def __post_init__(self) -> None:
         known = {tensor.name: tensor for tensor in self.tensors}
         if len(known) != len(self.tensors):
-            raise NestError(f"two tensors of the plan share a name: {[t.name for t in self.tensors]}")
+            raise NestError(
+                f"two tensors of the plan share a name: {[t.name for t in self.tensors]}"
+            )
         for nest in self.nests:
             for operand in nest.operands:
                 tensor = known.get(operand.name)
                 if tensor is None:
-                    raise NestError(f"the plan has no tensor {operand.name!r}; it has {sorted(known)}")
+                    raise NestError(
+                        f"the plan has no tensor {operand.name!r}; it has {sorted(known)}"
+                    )
                 if tensor.shape != operand.shape or tensor.dtype != operand.dtype:
                     raise NestError(
                         f"{operand.name} is {tensor.dtype}{list(tensor.shape)} in the plan and "

@@ -245,7 +245,11 @@ def pack(
     reads outside the tensor is filled in the copy.
     """
     operands = schedule.nest.operands
-    if isinstance(operand, bool) or not isinstance(operand, int) or not 0 <= operand < len(operands):
+    if (
+        isinstance(operand, bool)
+        or not isinstance(operand, int)
+        or not 0 <= operand < len(operands)
+    ):
         raise ScheduleError(f"pack: no operand {operand!r}; the inputs are 1..{len(operands) - 1}")
     if operand == 0:
         raise ScheduleError("pack: the output cannot be packed at the root; inputs can")
@@ -258,9 +262,7 @@ def pack(
             f"pack: {list(order)} is no order of the {rank} dimensions of {operands[operand].name}"
         )
     packs = tuple(p for p in schedule.packs if p.operand != operand)
-    return after(
-        schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at))
-    )
+    return after(schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at)))
 
 
 def parallel(schedule: Schedule, at: int) -> Schedule:
@@ -323,7 +325,9 @@ def split_to(schedule: Schedule, number: int, steps: list[int], axis: Axis) -> S
     at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == number)
     for outer, inner in zip(steps, steps[1:], strict=False):
         if outer % inner or outer == inner:
-            raise ScheduleError(f"step {outer} over {axis.name} is no multiple of {inner} inside it")
+            raise ScheduleError(
+                f"step {outer} over {axis.name} is no multiple of {inner} inside it"
+            )
     for step in reversed(steps[:-1]):
         inner_step = schedule.loops[at].step
         schedule = split(schedule, at, step // inner_step)

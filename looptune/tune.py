@@ -177,9 +177,7 @@ def plan_for(
         return plan_of(spec)
     if isinstance(spec, Plan):
         return spec
-    raise SpecError(
-        f"spec is a {type(spec).__name__}; an einsum string, a Nest or a Plan would do"
-    )
+    raise SpecError(f"spec is a {type(spec).__name__}; an einsum string, a Nest or a Plan would do")
 
 
 KEYWORDS = (

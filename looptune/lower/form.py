@@ -216,6 +216,8 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     if shared is not None:
         scope = max(scope, shared + 1)
     ranges = range_sets(nest, loops)
+    while scope < len(loops) and reach(nest, loops[scope:], ranges[scope]) > furthest(target):
+        scope += 1
     tile = tile_axes(nest, loops[scope:], vector)
     inside = tuple(loop for loop in loops[scope:] if nest.axes[loop.axis].reduction)
     form = Form(nest, target, loops, vector, scope, ranges, tile, inside, (), shared)
@@ -251,7 +253,7 @@ def unroll(form: Form, inside: tuple[Loop, ...]) -> Form:
     limit = target.unroll
     while True:
         at = 0
-        while at < len(inside) and body_size(form, inside[at:]) > limit:
+        while at < len(inside) and too_large(form, inside[at:], limit):
             at += 1
         size = predicted_size(form, inside[:at], inside[at:])
         if size <= target.code_instructions or at == len(inside):
@@ -268,15 +270,43 @@ def unroll(form: Form, inside: tuple[Loop, ...]) -> Form:
     )  # fmt: skip
 
 
+def too_large(form: Form, unrolled: tuple[Loop, ...], limit: int) -> bool:
+    """Whether a body with `unrolled` is over `limit` multiply-adds or out of displacements."""
+    ranges = below_rolled(form, unrolled)
+    moved = reach(form.nest, unrolled, ranges, spatial=False)
+    return body_size(form, unrolled) > limit or moved > furthest(form.target) // 2
+
+
+def furthest(target: Target) -> int:
+    """Largest displacement of the first byte of a vector."""
+    return target.max_displacement - target.vector_bytes
+
+
+def reach(nest: Nest, loops: Iterable[Loop], ranges: Ranges, spatial: bool = True) -> int:
+    """Most bytes an operand moves within the spatial (or reduction) loops."""
+    axes = {p.axis for p in loops if nest.axes[p.axis].reduction != spatial}
+    return max(
+        op.item_bytes * sum(abs(op.stride_of(a)) * (max(ranges[a]) - 1) for a in axes)
+        for op in nest.operands
+    )
+
+
+def below_rolled(form: Form, unrolled: tuple[Loop, ...]) -> Ranges:
+    """Range sets where the straight-line body begins."""
+    below = dict(form.tile_ranges())
+    for loop in form.loops[form.scope :]:
+        if loop in unrolled:
+            break
+        if form.nest.axes[loop.axis].reduction:
+            below[loop.axis] = inner_ranges(below[loop.axis], loop.step)
+    return below
+
+
 def body_size(form: Form, unrolled: tuple[Loop, ...]) -> int:
     """Multiply-adds in the largest straight-line body if `unrolled` unroll."""
     ranges = form.tile_ranges()
     tile = tile_size(form, {axis: max(ranges[axis]) for axis in form.tile})
-    below = dict(ranges)
-    for loop in form.loops[form.scope :]:
-        if loop in unrolled:
-            break
-        below[loop.axis] = inner_ranges(below[loop.axis], loop.step)
+    below = below_rolled(form, unrolled)
     axes = {loop.axis for loop in unrolled}
     return tile * math.prod(contributions(form, axis, max(below[axis]), unrolled) for axis in axes)
 

@@ -1,0 +1,225 @@
+"""What the order of loops means: golden forms and Programs for the examples of the design."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from looptune.errors import LoweringError
+from looptune.ir import Axis, Dim, Nest, Operand
+from looptune.lower import form_of, lower
+from looptune.lower.form import inner_ranges, vector_leaves
+from looptune.program import Fma, FmaLoad, Loop, Prefetch, Step, Store, Switch, walk
+from looptune.schedule import Schedule, pack, parallel, parse_order, split, vectorize
+from looptune.target import TARGETS
+
+AVX2, AVX512 = TARGETS["avx2"], TARGETS["avx512"]
+
+
+def nest_of(spec: str, dtype: str = "float32", **sizes: int) -> Nest:
+    """`nest_of("mk,kn->mn", m=2, k=3, n=4)`: axes in the order of `sizes`, row-major tensors."""
+    reads, out = spec.split("->")
+    names = list(sizes)
+
+    def operand(name: str, labels: str) -> Operand:
+        dims, stride = [], 1
+        for label in reversed(labels):
+            unit = tuple(int(label == other) for other in names)
+            dims.append(Dim(sizes[label], stride, unit))
+            stride *= sizes[label]
+        return Operand(name, dtype, tuple(reversed(dims)))  # type: ignore[arg-type]
+
+    axes = tuple(Axis(name, n, name not in out) for name, n in sizes.items())
+    inputs = tuple(operand("ab"[i], labels) for i, labels in enumerate(reads.split(",")))
+    return Nest(axes, operand("out", out), inputs)
+
+
+def conv(channels: int, size: int, filters: int) -> Nest:
+    """A 3x3 convolution over a padded image, axes o h c r s w."""
+    axes = tuple(
+        Axis(name, n, name in "crs")
+        for name, n in zip("ohcrsw", (filters, size, channels, 3, 3, size), strict=True)
+    )
+    wide = size + 2
+    image = Operand(
+        "x",
+        "float32",
+        (
+            Dim(channels, wide * wide, (0, 0, 1, 0, 0, 0)),
+            Dim(wide, wide, (0, 1, 0, 1, 0, 0)),
+            Dim(wide, 1, (0, 0, 0, 0, 1, 1)),
+        ),
+    )
+    weights = Operand(
+        "w",
+        "float32",
+        (
+            Dim(filters, channels * 9, (1, 0, 0, 0, 0, 0)),
+            Dim(channels, 9, (0, 0, 1, 0, 0, 0)),
+            Dim(3, 3, (0, 0, 0, 1, 0, 0)),
+            Dim(3, 1, (0, 0, 0, 0, 1, 0)),
+        ),
+    )
+    out = Operand(
+        "out",
+        "float32",
+        (
+            Dim(filters, size * size, (1, 0, 0, 0, 0, 0)),
+            Dim(size, size, (0, 1, 0, 0, 0, 0)),
+            Dim(size, 1, (0, 0, 0, 0, 0, 1)),
+        ),
+    )
+    return Nest(axes, out, (image, weights))
+
+
+EXAMPLES = {
+    "matmul": (nest_of("mk,kn->mn", m=20, k=50, n=40), "m:6 n:16 k m n"),
+    "matmul_unrolled_by_4": (nest_of("mk,kn->mn", m=20, k=50, n=40), "m:6 n:16 k:4 k m n"),
+    "untuned": (nest_of("mk,kn->mn", m=64, k=64, n=256), "m k n"),
+    "split_reduction": (nest_of("mk,kn->mn", m=12, k=64, n=16), "k:16 m:6 k m n"),
+    "conv": (conv(8, 20, 8), "h o:4 c r s o w"),
+    "dot": (nest_of("k,k->", k=1003), "k:64 k"),
+    "gemv_row_major": (nest_of("mk,k->m", m=20, k=100), "m:8 k:8 m k"),
+    "gemv_column_major": (nest_of("km,k->m", m=200, k=30), "m:96 k m"),
+    "depthwise": (nest_of("chw,c->chw", c=3, h=4, w=20), "c h w"),
+    "outer": (nest_of("m,n->mn", m=3, n=100), "m n:64 n"),
+    "batch_innermost": (nest_of("mkb,knb->mnb", m=8, n=8, k=8, b=32), "m:3 n:4 b:8 k m n b"),
+    "batch_outermost": (nest_of("bmk,bkn->bmn", b=5, m=8, k=8, n=8), "b k m n"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden_program(name, golden):
+    nest, order = EXAMPLES[name]
+    schedule = parse_order(nest, order)
+    (program,) = lower(schedule, AVX2)
+    golden(f"{schedule}\n\n{program}")
+
+
+def test_vector_axis_is_the_cheapest_by_default():
+    row_major = nest_of("mk,k->m", m=20, k=100)
+    assert form_of(Schedule(row_major), AVX2).vector == 1
+    assert form_of(Schedule(nest_of("km,k->m", m=200, k=30)), AVX2).vector == 0
+    assert form_of(vectorize(Schedule(row_major), "m"), AVX2).vector == 0
+
+
+def test_scope_is_the_outermost_that_fits():
+    form = form_of(parse_order(nest_of("mk,kn->mn", m=64, k=64, n=64), "m:6 n:16 k m n"), AVX2)
+    assert (form.scope, form.tile) == (2, (0, 2))
+    assert [loop.axis for loop in form.rolled] == [1]
+
+
+def test_untuned_order_is_strip_mined_by_the_register_budget():
+    nest = nest_of("mk,kn->mn", m=64, k=64, n=256)
+    loops = form_of(Schedule(nest), AVX2).loops
+    assert [(loop.axis, loop.step) for loop in loops] == [(0, 1), (2, 96), (1, 1), (2, 8)]
+    assert [loop.axis for loop in form_of(Schedule(nest), AVX512).loops] == [0, 1, 2]
+
+
+def test_small_kernels_unroll_whole():
+    (program,) = lower(Schedule(nest_of("mk,kn->mn", m=4, k=4, n=8)), AVX2)
+    assert not any(isinstance(op, Loop | Switch) for op in walk(program.body))
+    assert sum(isinstance(op, Fma | FmaLoad) for op in walk(program.body)) == 16
+
+
+def test_short_accumulator_chains_are_split():
+    (program,) = lower(parse_order(nest_of("k,k->", k=4096), "k:64 k"), AVX2)
+    loop = next(op for op in walk(program.body) if isinstance(op, Loop))
+    targets = {op.dst for op in walk(loop.body) if isinstance(op, Fma | FmaLoad)}
+    assert len(targets) == 8
+
+
+def test_tails_share_one_body_above_the_registers():
+    (program,) = lower(
+        parse_order(nest_of("mk,kn->mn", m=100, k=64, n=64), "m:36 n:16 m:6 k:4 k m n"), AVX2
+    )
+    assert sum(isinstance(op, Switch) for op in walk(program.body)) == 1
+    switch = next(op for op in walk(program.body) if isinstance(op, Switch))
+    assert sorted(case.value for case in switch.cases) == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("extent", "overlap", "leaves"),
+    [
+        (16, True, ((0, 8), (8, 8))),
+        (19, True, ((0, 8), (8, 8), (11, 8))),
+        (19, False, ((0, 8), (8, 8), (16, 3))),
+        (5, True, ((0, 5),)),
+    ],
+)
+def test_last_vector(extent, overlap, leaves):
+    assert vector_leaves(extent, [8], 8, overlap) == leaves
+
+
+def test_vectors_cut_by_a_smaller_step():
+    assert vector_leaves(7, [3, 8], 8) == ((0, 3), (3, 3), (6, 1))
+
+
+def test_range_sets():
+    assert inner_ranges((100,), 36) == (36, 28)
+    assert inner_ranges((36, 28), 6) == (6, 4)
+    assert inner_ranges((4,), 8) == (4,)
+
+
+def test_overwrite_reads_no_output_and_zero_extents_write_what_is_left():
+    nothing = nest_of("mk,kn->mn", m=0, k=4, n=4)
+    assert lower(Schedule(nothing), AVX2)[0].body == ()
+    empty = nest_of("mk,kn->mn", m=2, k=0, n=8)
+    (program,) = lower(Schedule(empty), AVX2)
+    assert sum(isinstance(op, Store) for op in walk(program.body)) == 2
+    (program,) = lower(Schedule(replace(empty, accumulate=True)), AVX2)
+    assert program.body == ()
+
+
+def test_parallel_programs_wait_for_packs():
+    nest = nest_of("mk,kn->mn", m=64, k=8, n=16)
+    schedule = parallel(pack(parse_order(nest, "m:4 k m n"), 2), 0)
+    packs, main = lower(schedule, AVX2)
+    assert (packs.trips, main.trips) == (1, 16)
+    assert packs.scratch_bytes == main.scratch_bytes == 8 * 16 * 4
+
+
+def test_hostile_unrolling_is_refused():
+    nest = nest_of("mk,kn->mn", m=4096, k=4096, n=4096)
+    schedule = Schedule(nest)
+    for axis in range(3):
+        at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == axis)
+        for factor in (2,) * 11:
+            schedule = split(schedule, at, factor)
+    lower(schedule, AVX512)
+    many = nest_of("abcdefgh,a->abcdefgh", **dict.fromkeys("abcdefgh", 4096))
+    schedule = Schedule(many)
+    for axis in range(8):
+        at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == axis)
+        for _ in range(9):
+            schedule = split(schedule, at, 2)
+    with pytest.raises(LoweringError, match=r"80 loops; at most 64"):
+        lower(schedule, AVX2)
+
+
+def test_displacements_over_the_target_become_pointer_steps():
+    near = nest_of("mk,kn->mn", m=4, k=4, n=8)
+    rows = Operand("a", "float32", (Dim(4, 2**30, (1, 0, 0)), Dim(4, 1, (0, 1, 0))))
+    columns = Operand("a", "float32", (Dim(4, 1, (1, 0, 0)), Dim(4, 2**30, (0, 1, 0))))
+    for a in (rows, columns):
+        (program,) = lower(Schedule(replace(near, inputs=(a, near.inputs[1]))), AVX2)
+        assert 2**32 in [op.bytes for op in walk(program.body) if isinstance(op, Step)]
+
+
+def test_a_vector_over_the_displacements_is_refused():
+    far = Operand("a", "float32", (Dim(8, 2**28, (1,)),))
+    nest = Nest((Axis("i", 8),), Operand("out", "float32", (Dim(8, 1, (1,)),)), (far,))
+    with pytest.raises(LoweringError, match=r"pointer to a; avx2 addresses 2147483647"):
+        lower(Schedule(nest), AVX2)
+
+
+def test_scratch_over_the_limit_is_refused():
+    nest = nest_of("mk,kn->mn", m=2, k=2**20, n=2**13)
+    with pytest.raises(LoweringError, match=r"bytes of scratch; the limit is"):
+        lower(pack(Schedule(nest), 2), AVX2)
+
+
+def test_lowering_emits_no_hints_yet():
+    (program,) = lower(Schedule(nest_of("mk,kn->mn", m=8, k=8, n=8)), AVX2)
+    assert not any(isinstance(op, Prefetch) for op in walk(program.body))
