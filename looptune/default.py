@@ -18,6 +18,8 @@ from looptune.schedule import PRIMITIVES, Schedule, pack, reorder, split, vector
 from looptune.target import Target
 
 TILE_OVERHEAD = 15.0  # cycles of loop control, switches and first-load latency a tile
+LINE_CYCLES = 4.0  # cycles to bring a 64-byte line from the second-level cache, sustained
+CHAIN_SLACK = 1.3  # out-of-order issue needs more chains than latency times ports
 PACK_CYCLES = 2.0  # cycles an element of a reordering copy
 
 
@@ -34,14 +36,15 @@ class Candidate:
 class Prices:
     """What a vector axis costs, whatever the tile: counts and cycles of `Candidate.vector`.
 
-    `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it;
-    `steps` the reduction steps, `store` the cycles to store one accumulator, `fixed` the packs.
+    `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it,
+    `streams[i]` cycles to bring it from the second-level cache; `steps` the reduction steps, `store` the cycles to store one accumulator, `fixed` the packs.
     """
 
     target: Target
     lanes: int
     moves: tuple[frozenset[int], ...]
     reads: tuple[int, ...]
+    streams: tuple[float, ...]
     steps: int
     store: int
     fixed: float
@@ -108,7 +111,23 @@ def prices_of(nest: Nest, target: Target, vector: int, packed: tuple[int, ...]) 
     store = 10 if nest.axes[vector].reduction else 1 if unit else 2 * lanes
     fixed = sum(PACK_CYCLES * math.prod(nest.operands[i].shape) for i in packed)
     reads = tuple(2 * lanes if s else 1 for s in strided)
-    return Prices(target, lanes, moves, reads, steps, store, fixed)
+    streams = tuple(stream_cycles(nest, op, target, vector) for op in nest.inputs)
+    return Prices(target, lanes, moves, reads, streams, steps, store, fixed)
+
+
+def stream_cycles(nest: Nest, operand: Operand, target: Target, vector: int) -> float:
+    """Cycles to refill one vector of an operand too large to stay in the first-level cache.
+
+    Reductions that move by less than a vector (a convolution's s) use what is there again.
+    """
+    size = operand.item_bytes * math.prod(operand.shape)
+    if operand.stride_of(vector) == 0 or nest.axes[vector].reduction:
+        return 0.0
+    if size <= target.cache_bytes[0] / 2:
+        return 0.0
+    near = (a for a in nest.reductions if 0 < abs(operand.stride_of(a)) < target.lanes(nest.dtype))
+    again = math.prod(nest.axes[a].extent for a in near)
+    return LINE_CYCLES * target.vector_bytes / 64 / again
 
 
 def least_cycles(nest: Nest, prices: Prices, vector: int) -> float:
@@ -182,17 +201,19 @@ def tile_cycles(prices: Prices, counts: Mapping[int, int]) -> float:
     """Cycles of one register tile, `counts` accumulators along each axis, all reductions done."""
     target = prices.target
     accumulators = math.prod(counts.values())
-    vectors, port_uses = 0, 0
-    for moves, reads in zip(prices.moves, prices.reads, strict=True):
-        moved = math.prod(n for axis, n in counts.items() if axis in moves)
-        vectors += moved
-        port_uses += moved * reads
+    moved = [math.prod(n for a, n in counts.items() if a in moves) for moves in prices.moves]
+    vectors = sum(moved)
+    if min(moved) >= target.temporaries:  # the smaller operand does not stay in registers
+        vectors += accumulators - min(moved)
+    port_uses = sum(n * reads for n, reads in zip(moved, prices.reads, strict=True))
+    streamed = sum(n * cost for n, cost in zip(moved, prices.streams, strict=True))
     copies = max(1, min(target.accumulators // accumulators, prices.steps, 8))
     step = max(
         accumulators / target.fma_per_cycle,
-        port_uses / target.loads_per_cycle,
+        max(port_uses, vectors) / target.loads_per_cycle,
+        streamed,
         (accumulators + vectors) / 5,
-        target.fma_latency / copies,
+        CHAIN_SLACK * target.fma_latency / copies,
     )
     return prices.steps * step + accumulators * prices.store + TILE_OVERHEAD
 

@@ -222,21 +222,29 @@ def products(
     Terms that share no vector and load equally wide ones differ by their offsets alone.
     """
     count = tile.count
+    order = point_order(left[0], right[0])
     if len(left) > 1 and not (alike(left) and alike(right)):
         jobs = [
-            (number % tile.copies * count + index, a, b)
-            for number, row in enumerate(zip(left, right, strict=True))
-            for index, (a, b) in enumerate(zip(*row, strict=True))
+            (number % tile.copies * count + i, a[i], b[i])
+            for number, (a, b) in enumerate(zip(left, right, strict=True))
+            for i in order
         ]
         yield from multiply_add(tile, jobs, first)
         return
-    ops = multiply_add(tile, list(zip(range(count), left[0], right[0], strict=True)), first)
+    ops = multiply_add(tile, [(i, left[0][i], right[0][i]) for i in order], first)
     yield from ops
     for number in range(1, len(left)):
         moved = {rows[0][0][0]: rows[number][0][1] - rows[0][0][1] for rows in (left, right)}
         shift = number % tile.copies * count
         for op in ops:
             yield moved_op(op, shift, moved)
+
+
+def point_order(left: list[Read], right: list[Read]) -> Sequence[int]:
+    """Points by the operand with more vectors, so that registers hold the other one's."""
+    if len(set(left)) >= len(set(right)):
+        return range(len(left))
+    return sorted(range(len(right)), key=right.__getitem__)
 
 
 def alike(rows: list[list[Read]]) -> bool:
