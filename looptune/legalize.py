@@ -210,7 +210,7 @@ def reduction(op: Reduce, machine: Machine) -> Iterator[Op]:
     source = op.src
     for part in range(1, count):
         yield Extract(value, source, part)
-        # Parts still to come must pass unchanged: + 0 keeps them, a maximum needs them on both sides.
+        # Parts still to come must pass unchanged: + 0 keeps them, a maximum wants them twice.
         if part + 1 < count and op.kind != "add":
             yield Insert(value, source, value, 0)
         yield combined(op.kind, op.dst, source, value, spare)

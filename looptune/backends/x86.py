@@ -17,6 +17,7 @@ from looptune.backends.x86_encode import encode_cached as encode
 from looptune.backends.x86_vector import (
     ENCODED,
     LANE_MASKS,
+    PARTIAL,
     POINTERS,
     Vectors,
     set_mask,
@@ -61,7 +62,6 @@ LOOP_ALIGNMENT = 32  # one fetch window
 POOL_ALIGNMENT = 64
 LOOPS = frozenset({Loop, While})
 BRANCHES = frozenset({Switch, IfZero})
-PARTIAL = frozenset({Load, Store, Splat, Keep})
 INDIFFERENT = frozenset({*ENCODED, Const, LoadMask, Base, Step}) - PARTIAL
 INT32 = range(-(2**31), 2**31)
 
@@ -96,7 +96,7 @@ class Label:
 
 
 def emit(program: Program) -> bytes:
-    """Machine code of a legalized Program, constants included; it runs from any address.
+    """Machine code of a legalized Program and its constants, for any address that 64 divides.
 
     Raises `LoweringError` for more pointers than there are registers.
     """
@@ -406,6 +406,8 @@ class Assembler:
             self.code += encode("MOV_R32_IMM32", half, Immediate(value)) if value else zero
         elif value in INT32:
             self.put("MOV_RM64_IMM32", dst, Immediate(value))
+        elif isinstance(dst, int):
+            self.put("MOV_R64_IMM64", dst, Immediate(value))
         else:
             self.put("MOV_R64_IMM64", Register.RAX, Immediate(value))
             self.move(dst, Register.RAX)

@@ -94,6 +94,7 @@ def listing(code: bytes) -> str:
     formatter = Formatter(FormatterSyntax.INTEL)
     formatter.space_after_operand_separator = True
     formatter.branch_leading_zeros = False
+    formatter.uppercase_hex = False
     formatter.hex_prefix, formatter.hex_suffix = "0x", ""
     formatter.small_hex_numbers_in_decimal = True
     formatter.signed_immediate_operands = True

@@ -1,7 +1,7 @@
 """Vector operations as x86 instructions: a table of forms and one printer.
 
-AVX2 is encoded with VEX prefixes only, so it runs where AVX-512 does not exist; AVX-512 with EVEX
-only, also in its 128-bit parts, because registers 16 to 31 have no other encoding.
+AVX2 is encoded with VEX prefixes only, so it runs where AVX-512 does not exist; vectors of AVX-512
+with EVEX only, also their 128-bit parts, because registers 16 to 31 have no other encoding.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ LONGEST_OFFSET = 2**31 - 1
 
 
 FOLDED = frozenset({FmaLoad, FmaSplat})
+PARTIAL = frozenset({Load, Store, Splat, Keep})  # what may take a lane mask
 AtOffset = Load | Splat | Store | FmaLoad | FmaSplat  # encodings that end in the displacement
 
 
@@ -149,6 +150,9 @@ class Vectors:
 
     def at_far_offset(self, op: AtOffset) -> bytes:
         """Bytes of an operation whose displacement takes the last four of them."""
+        assert op.offset <= LONGEST_OFFSET, (
+            f"{op} is out of reach: the lowering should have refused"
+        )
         heads, at = self.heads[type(op)], 3 if type(op) in FOLDED else 2
         key = op[:at] + op[at + 1 :]
         head = heads.get(key)
@@ -166,6 +170,7 @@ class Vectors:
 
     def lane_mask(self, lanes: int) -> tuple[bytes, int]:
         """A mask register for the lanes below `lanes`, and what must run before it is used."""
+        assert self.evex, f"{lanes} lanes need a mask register: legalize the program first"
         if lanes in self.masks[:LANE_MASKS]:
             return b"", self.masks.index(lanes) + 1
         return set_mask(PASSING_MASK, lanes), PASSING_MASK
@@ -206,9 +211,10 @@ class Vectors:
     def transfer(self, op: Load | Splat | Store | MaskedLoad | Prefetch) -> bytes:
         """Loads and stores. Vectors of 4, 8, 16, ... bytes have instructions without a mask."""
         where = Memory(POINTERS[op.pointer], op.offset)
+        if isinstance(op, Prefetch):
+            return encode("PREFETCHT0_M8", where)
+        assert op.lanes <= self.lanes, f"{op} does not fit a vector of {self.lanes} lanes"
         match op:
-            case Prefetch():
-                return encode("PREFETCHT0_M8", where)
             case MaskedLoad(dst, mask=mask):
                 return self.put("load", *self.wide(dst, mask), where)
             case Splat(dst, lanes=lanes) if lanes == self.lanes:
@@ -285,7 +291,12 @@ ENCODED = (
 @lru_cache(maxsize=64)
 def vectors_for(isa: str, vector_bytes: int, dtype: DType, masks: tuple[int, ...]) -> Vectors:
     """The encoder, with its cache, that all kernels alike in these respects share."""
-    return Vectors(isa, vector_bytes, dtype, masks)
+    vectors = Vectors(isa, vector_bytes, dtype, masks)
+    if masks:  # whatever takes no mask has the same bytes without any
+        unmasked = vectors_for(isa, vector_bytes, dtype, ())
+        vectors.codes |= {k: v for k, v in unmasked.codes.items() if k not in PARTIAL}
+        vectors.heads |= {k: v for k, v in unmasked.heads.items() if k not in PARTIAL}
+    return vectors
 
 
 def register_of_size(register: int, size: int) -> int:

@@ -1,0 +1,78 @@
+"""The default schedule: legal, deterministic, and what one would pick by hand."""
+
+from __future__ import annotations
+
+import pytest
+from test_lower import conv, nest_of
+
+from looptune.default import default_schedule
+from looptune.lower import form_of, lower
+from looptune.lower.form import tile_size
+from looptune.program import walk
+from looptune.schedule import replay
+from looptune.target import TARGETS
+
+NESTS = {
+    "matmul": nest_of("mk,kn->mn", m=112, k=208, n=256),
+    "transposed_b": nest_of("mk,nk->mn", m=128, k=128, n=128),
+    "batch": nest_of("bmk,bkn->bmn", b=12, m=128, k=64, n=128),
+    "batch_innermost": nest_of("mkb,knb->mnb", m=8, n=8, k=8, b=256),
+    "gemv": nest_of("mk,k->m", m=1000, k=333),
+    "gemv_column_major": nest_of("km,k->m", m=1000, k=333),
+    "dot": nest_of("k,k->", k=4096),
+    "outer": nest_of("m,n->mn", m=256, n=256),
+    "conv": conv(64, 56, 64),
+    "small_image": conv(512, 7, 512),
+    "one_point": nest_of("mk,kn->mn", m=1, k=1, n=1),
+    "empty": nest_of("mk,kn->mn", m=0, k=3, n=4),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("name", NESTS)
+def test_defaults_lower_within_the_limits(name, target):
+    schedule = default_schedule(NESTS[name], target)
+    size = sum(1 for program in lower(schedule, target) for _ in walk(program.body))
+    assert size <= target.code_instructions
+    assert replay(NESTS[name], schedule.actions).identity == schedule.identity
+
+
+@pytest.mark.parametrize(
+    ("name", "vector", "least_accumulators"),
+    [
+        ("matmul", "n", 12),
+        ("batch", "n", 12),
+        ("gemv", "k", 8),
+        ("gemv_column_major", "m", 8),
+        ("conv", "w", 12),
+        ("batch_innermost", "b", 8),
+    ],
+)
+def test_defaults_fill_the_registers(name, vector, least_accumulators):
+    nest, target = NESTS[name], TARGETS["avx2"]
+    form = form_of(default_schedule(nest, target), target)
+    ranges = form.tile_ranges()
+    tile = tile_size(form, {axis: max(ranges[axis]) for axis in form.tile})
+    assert form.vector is not None
+    assert nest.axes[form.vector].name == vector
+    assert tile >= least_accumulators
+
+
+def test_strided_weights_are_packed_once_they_pay():
+    nest = nest_of("mk,nk->mn", m=128, k=128, n=128)
+    (found,) = default_schedule(nest, TARGETS["avx2"]).packs
+    assert (found.operand, found.order) == (2, (1, 0))
+    few_rows = nest_of("mk,nk->mn", m=2, k=128, n=128)
+    assert default_schedule(few_rows, TARGETS["avx2"]).packs == ()
+
+
+def test_threads_share_the_outermost_spatial_loop():
+    schedule = default_schedule(NESTS["matmul"], TARGETS["avx2"], threads=2)
+    assert schedule.parallel == 0
+    assert default_schedule(NESTS["dot"], TARGETS["avx2"], threads=2).parallel is None
+    assert default_schedule(NESTS["matmul"], TARGETS["avx2"], threads=1).parallel is None
+
+
+def test_the_choice_repeats():
+    first, second = (default_schedule(NESTS["conv"], TARGETS["avx512"]) for _ in range(2))
+    assert first == second
