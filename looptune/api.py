@@ -104,7 +104,8 @@ def run_plan(
     kernel = cached_kernel(full, lambda: optimize(make(strides), threads=workers))
     if out is not None and out.shape != kernel.plan.output.shape:
         raise ArgumentError(f"out has shape {out.shape}; the result has {kernel.plan.output.shape}")
-    result: np.ndarray = kernel(*arrays, out=out)
+    result = kernel(*arrays, out=out)
+    assert isinstance(result, np.ndarray)
     return result
 
 
@@ -172,6 +173,7 @@ def matmul(
     )
     first, second = (s if "..." in kept else s.replace("...", "") for s in (first, second))
     result = einsum(f"{first},{second}->{kept}", left, right, out=out, threads=threads)
+    assert isinstance(result, np.ndarray)
     return result if out is not None else like(a, result)
 
 

@@ -36,7 +36,12 @@ def generate(schedule: Schedule, target: Target) -> Generated:
 
 
 def build(
-    plan: Plan | Nest, schedules: Sequence[Schedule], target: Target, *, origin: str = "schedule"
+    plan: Plan | Nest,
+    schedules: Sequence[Schedule],
+    target: Target,
+    *,
+    origin: str = "schedule",
+    threads: int = 1,
 ) -> Kernel:
     """A callable kernel for `plan`, one schedule a nest. Runs nothing and verifies nothing."""
     plan = plan_of(plan) if isinstance(plan, Nest) else plan
@@ -53,4 +58,6 @@ def build(
         for program, code in zip(made.programs, made.codes, strict=True):
             stages.append(Stage(code, tensors, program.scratch_bytes, program.trips))
             programs.append(program)
-    return Kernel(plan, tuple(schedules), tuple(stages), target, origin, tuple(programs))
+    return Kernel(
+        plan, tuple(schedules), tuple(stages), target, origin, tuple(programs), threads=threads
+    )

@@ -7,6 +7,7 @@ LooptuneError
 ├── LoweringError      a schedule over a stated limit of the target
 ├── ArgumentError      a call argument the kernel cannot take (also a ValueError)
 │   └── ArgumentTypeError   its kind or dtype (also a TypeError)
+├── InterpretError     a Program that reads or writes what it must not
 ├── UnsupportedError   known, but not supported: dtype, operator, epilogue, strategy
 ├── UnsupportedHostError    this machine cannot run the kernel
 ├── ExecutableMemoryError   the operating system refused executable memory
@@ -32,6 +33,10 @@ class ScheduleError(LooptuneError):
 
 class LoweringError(LooptuneError):
     """A schedule that would exceed a limit of the target: code size, registers, displacement."""
+
+
+class InterpretError(LooptuneError):
+    """A Program that touches memory outside its operands, or reads a register never set."""
 
 
 class ArgumentError(LooptuneError, ValueError):

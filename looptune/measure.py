@@ -143,7 +143,12 @@ def peak_program(target: Target, dtype: DType) -> Program:
     body: tuple[Op, ...] = tuple(Fma(i % chains, one, zero) for i in range(PEAK_FMAS))
     setup = (*(Const(i, 0.0) for i in range(chains)), Const(one, 1.0), Const(zero, 0.0))
     counter = 2
-    ops = (*setup, Scale(counter, BEGIN, 1), Set(counter, PEAK_ITERATIONS), Loop(counter, 1, body))
+    ops: tuple[Op, ...] = (
+        *setup,
+        Scale(counter, BEGIN, 1),
+        Set(counter, PEAK_ITERATIONS),
+        Loop(counter, 1, body),
+    )
     return Program(target, dtype, 0, 3, 0, 0, 1, ops)
 
 

@@ -92,7 +92,7 @@ def optimize(
     start = time.perf_counter()
     schedules = tuple(chosen(nest, machine, workers) for nest in plan.nests)
     scheduled = time.perf_counter()
-    kernel = build(plan, schedules, machine, origin=strategy)
+    kernel = build(plan, schedules, machine, origin=strategy, threads=workers)
     built = time.perf_counter()
     if verify:
         check(kernel, seed)

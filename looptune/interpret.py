@@ -1,0 +1,440 @@
+"""The second oracle: runs a Program of any target on any host, every access checked.
+
+A pointer is an operand number and a byte offset, and an access must hit elements of that operand:
+not the gaps of a strided view, not its neighbours. What is not yet written reads as NaN; an unset
+scalar or pointer, a write to an input and a register that its operation calls free but that is
+still wanted (it is filled with NaN) all show. If this and machine code disagree, the encoding is
+wrong; if both disagree with `looptune.reference`, the lowering is.
+
+Rounding: a float32 FMA is computed in float64 and rounded twice. The product is exact there, but
+the sum may be rounded to a tie of float32, so a result can differ from a fused one by one unit in
+the last place. A float64 FMA is a multiplication, rounded, and an addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+import numpy as np
+
+from looptune.errors import InterpretError
+from looptune.ir import ITEM_BYTES
+from looptune.program import (
+    BEGIN,
+    END,
+    SCRATCH,
+    Add,
+    Advance,
+    Base,
+    Const,
+    Control,
+    Copy,
+    Extract,
+    Extremum,
+    Fma,
+    FmaLoad,
+    FmaSplat,
+    Gather,
+    IfZero,
+    Insert,
+    Keep,
+    Load,
+    LoadLane,
+    LoadMask,
+    Loop,
+    MachineOp,
+    MaskedLoad,
+    Min,
+    Move,
+    Mul,
+    Op,
+    PointerOp,
+    Prefetch,
+    Program,
+    Reduce,
+    Restore,
+    Save,
+    ScalarOp,
+    Scale,
+    Scatter,
+    Set,
+    Shuffle,
+    Splat,
+    Step,
+    Store,
+    StoreLane,
+    Subtract,
+    Switch,
+    VectorOp,
+    While,
+)
+
+PART_BYTES = 16
+MAX_TRIPS = 10_000_000  # a wrong loop must end
+REDUCE = {"add": np.add, "max": np.maximum, "min": np.minimum}
+
+Chunks = Callable[[int], Iterable[tuple[int, int]]]
+
+
+class Pointer(NamedTuple):
+    """An address: bytes from element [0, ..., 0] of an operand, or from the scratch's start."""
+
+    operand: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Cells:
+    """An operand as a line of elements, the first of them `first` bytes from its pointer.
+
+    From cell i on, `run[i]` cells in a row belong to the operand; the others are gaps.
+    """
+
+    values: np.ndarray
+    run: np.ndarray
+    first: int
+
+
+@dataclass
+class State:
+    """Registers and memory in the middle of a Program; None is a register not yet set."""
+
+    program: Program
+    memory: dict[int, Cells]
+    scalars: list[int | Pointer | None]
+    pointers: list[Pointer | None]
+    vectors: np.ndarray
+    trips: int = 0
+
+
+def whole(trips: int) -> Iterable[tuple[int, int]]:
+    """All iterations of the parallel loop in one call."""
+    return ((0, trips),)
+
+
+def interpret(
+    programs: Program | Sequence[Program],
+    arrays: Sequence[np.ndarray],
+    chunks: Chunks = whole,
+) -> None:
+    """Run the Programs in order on arrays (the output, which is written in place, then inputs).
+
+    `chunks(trips)` gives the begin and end of each call of a Program, as threads would share it.
+    Raises `InterpretError` with the operation that misbehaves.
+    """
+    programs = (programs,) if isinstance(programs, Program) else programs
+    index, output = cells_of(arrays[0])
+    memory = {number: cells_of(array)[1] for number, array in enumerate(arrays) if number}
+    memory |= {0: output, SCRATCH: scratch_of(programs)}
+    with np.errstate(all="ignore"):
+        for program in programs:
+            for begin, end in chunks(program.trips):
+                run(program, memory, begin, end)
+    arrays[0][...] = output.values[index]
+
+
+def cells_of(array: np.ndarray) -> tuple[np.ndarray, Cells]:
+    """The cells of an array, a copy, and for each of its elements the cell it is."""
+    size = array.itemsize
+    index = np.zeros(array.shape, np.int64)
+    for axis, (count, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+        steps = np.arange(count) * (stride // size if count > 1 else 0)
+        index += steps.reshape([-1 if axis == other else 1 for other in range(array.ndim)])
+    first = int(index.min(initial=0))
+    index -= first
+    values = np.full(int(index.max(initial=-1)) + 1, np.nan, array.dtype)
+    values[index] = array
+    legal = np.zeros(len(values), bool)
+    legal[index] = True
+    return index, Cells(values, runs_of(legal), first * size)
+
+
+def runs_of(legal: np.ndarray) -> np.ndarray:
+    """How many legal cells follow in a row from each cell on."""
+    places = np.arange(len(legal))
+    gaps = np.where(legal, len(legal), places)
+    next_gap: np.ndarray = np.minimum.accumulate(gaps[::-1])[::-1]
+    return next_gap - places
+
+
+def scratch_of(programs: Sequence[Program]) -> Cells:
+    """Scratch for all the Programs, holding NaN."""
+    size = max((p.scratch_bytes // ITEM_BYTES[p.dtype] for p in programs), default=0)
+    dtype = programs[0].dtype if programs else "float32"
+    return Cells(np.full(size, np.nan, dtype), runs_of(np.ones(size, bool)), 0)
+
+
+def run(program: Program, memory: dict[int, Cells], begin: int, end: int) -> None:
+    """One call of a Program."""
+    scalars: list[int | Pointer | None] = [None] * program.scalars
+    scalars[BEGIN], scalars[END] = begin, end
+    vectors = np.full((program.target.vector_registers, program.lanes), np.nan, program.dtype)
+    state = State(program, memory, scalars, [None] * program.pointers, vectors)
+    run_body(state, program.body)
+
+
+def run_body(state: State, body: Iterable[Op]) -> None:
+    """Do operations one after another."""
+    for op in body:
+        try:
+            run_op(state, op)
+        except IndexError:
+            raise InterpretError(f"{op} names a register that the Program does not have") from None
+
+
+def run_op(state: State, op: Op) -> None:
+    """Do one operation."""
+    match op:
+        case Load() | Splat() | Gather() | Store() | Scatter() | Fma() | FmaLoad() | FmaSplat():
+            run_vector(state, op)
+        case Const() | Move() | Add() | Mul() | Extremum() | Keep() | Reduce() | Prefetch():
+            run_vector(state, op)
+        case Set() | Copy() | Min() | Scale() | Subtract():
+            run_scalar(state, op)
+        case Base() | Step() | Advance() | Save() | Restore():
+            run_pointer(state, op)
+        case Loop() | While() | Switch() | IfZero():
+            run_control(state, op)
+        case LoadMask() | MaskedLoad() | LoadLane() | StoreLane() | Extract() | Insert():
+            run_machine(state, op)
+        case Shuffle():
+            run_machine(state, op)
+        case _:
+            assert_never(op)
+
+
+def scalar(state: State, number: int, op: Op) -> int:
+    """The value of a scalar; raises `InterpretError` if it is unset or holds a pointer."""
+    value = state.scalars[number]
+    if not isinstance(value, int):
+        raise InterpretError(f"{op}: scalar {number} holds {value}, not a number")
+    return value
+
+
+def pointer(state: State, number: int, op: Op) -> Pointer:
+    """The value of a pointer; raises `InterpretError` if it is unset."""
+    value = state.pointers[number]
+    if value is None:
+        raise InterpretError(f"{op}: pointer {number} is not set")
+    return value
+
+
+def span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.ndarray:
+    """The `count` elements at pointer + offset, to read or to write.
+
+    Raises `InterpretError` unless all of them are elements of the pointer's operand.
+    """
+    base = pointer(state, number, op)
+    cells = state.memory.get(base.operand)
+    if cells is None:
+        raise InterpretError(f"{op}: there is no operand {base.operand}")
+    place, rest = divmod(base.offset + offset - cells.first, cells.values.itemsize)
+    if rest or not 0 <= place < len(cells.run) or cells.run[place] < count:
+        name = "scratch" if base.operand == SCRATCH else f"operand {base.operand}"
+        raise InterpretError(
+            f"{op}: {count} elements at byte {base.offset + offset} of {name} are not all its own; "
+            f"it has {len(cells.run)} from byte {cells.first} on, gaps included"
+        )
+    return cells.values[place : place + count]
+
+
+def target_span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.ndarray:
+    """Like `span`, for writing: only the output and the scratch may be written."""
+    operand = pointer(state, number, op).operand
+    if operand > 0:
+        raise InterpretError(f"{op} writes to operand {operand}, an input")
+    return span(state, op, number, offset, count)
+
+
+def run_scalar(state: State, op: ScalarOp) -> None:
+    """Do arithmetic on integers; a copy may also move a saved pointer."""
+    scalars = state.scalars
+    match op:
+        case Set(dst, value):
+            scalars[dst] = value
+        case Copy(dst, src):
+            if scalars[src] is None:
+                raise InterpretError(f"{op}: scalar {src} is not set")
+            scalars[dst] = scalars[src]
+        case Min(dst, src, limit):
+            scalars[dst] = min(scalar(state, src, op), limit)
+        case Scale(dst, src, factor):
+            scalars[dst] = scalar(state, src, op) * factor
+        case Subtract(dst, src):
+            scalars[dst] = scalar(state, dst, op) - scalar(state, src, op)
+        case _:
+            assert_never(op)
+
+
+def run_pointer(state: State, op: PointerOp) -> None:
+    """Move a pointer; where it points matters only to accesses."""
+    match op:
+        case Base(number, operand, offset):
+            state.pointers[number] = Pointer(operand, offset)
+        case Step(number, by):
+            base = pointer(state, number, op)
+            state.pointers[number] = Pointer(base.operand, base.offset + by)
+        case Advance(number, count, by):
+            base = pointer(state, number, op)
+            offset = base.offset + scalar(state, count, op) * by
+            state.pointers[number] = Pointer(base.operand, offset)
+        case Save(dst, number):
+            state.scalars[dst] = pointer(state, number, op)
+        case Restore(number, src):
+            saved = state.scalars[src]
+            if not isinstance(saved, Pointer):
+                raise InterpretError(f"{op}: scalar {src} holds {saved}, not a pointer")
+            state.pointers[number] = saved
+        case _:
+            assert_never(op)
+
+
+def run_control(state: State, op: Control) -> None:
+    """Do the bodies of a loop or a branch."""
+    match op:
+        case Loop(counter, step, body, guarded):
+            again = not guarded or scalar(state, counter, op) > 0
+            while again:
+                again = iteration(state, op, counter, step, body) > 0
+        case While(counter, step, body):
+            rest = scalar(state, counter, op)
+            while rest >= step:
+                rest = iteration(state, op, counter, step, body)
+        case Switch(number, cases):
+            value = scalar(state, number, op)
+            bodies = [case.body for case in cases if case.value == value]
+            if not bodies:
+                values = [case.value for case in cases]
+                raise InterpretError(f"switch: scalar {number} is {value}, none of {values}")
+            run_body(state, bodies[0])
+        case IfZero(number, then, otherwise):
+            run_body(state, otherwise if scalar(state, number, op) else then)
+        case _:
+            assert_never(op)
+
+
+def iteration(state: State, op: Loop | While, counter: int, step: int, body: tuple[Op, ...]) -> int:
+    """One trip of a loop; what is left in its counter."""
+    state.trips += 1
+    if state.trips > MAX_TRIPS:
+        raise InterpretError(f"loop over scalar {counter} by {step}: over {MAX_TRIPS} iterations")
+    run_body(state, body)
+    rest = scalar(state, counter, op) - step
+    state.scalars[counter] = rest
+    return rest
+
+
+def run_vector(state: State, op: VectorOp) -> None:
+    """Do a vector operation that every target has a meaning for."""
+    v = state.vectors
+    match op:
+        case Fma(dst, a, b):
+            v[dst] = multiply_add(state, v[dst], v[a], v[b])
+        case FmaLoad(dst, a, base, offset):
+            factor = span(state, op, base, offset, state.program.lanes)
+            v[dst] = multiply_add(state, v[dst], v[a], factor)
+        case FmaSplat(dst, a, base, offset):
+            v[dst] = multiply_add(state, v[dst], v[a], span(state, op, base, offset))
+        case Load(dst, base, offset, lanes):
+            v[dst, :lanes] = span(state, op, base, offset, lanes)
+            v[dst, lanes:] = 0
+        case Splat(dst, base, offset, lanes):
+            v[dst, :lanes] = span(state, op, base, offset)
+            v[dst, lanes:] = 0
+        case Store(src, base, offset, lanes, scratch):
+            target_span(state, op, base, offset, lanes)[:] = v[src, :lanes]
+            spoil(state, scratch, src)
+        case Gather(dst, base, offset, stride, lanes, scratch):
+            spoil(state, scratch, dst)
+            for lane in range(lanes):
+                v[dst, lane] = span(state, op, base, offset + lane * stride)[0]
+            v[dst, lanes:] = 0
+        case Scatter(src, base, offset, stride, lanes, scratch):
+            for lane in range(lanes):
+                target_span(state, op, base, offset + lane * stride)[0] = v[src, lane]
+            spoil(state, scratch, src)
+        case Prefetch(base, _):
+            pointer(state, base, op)
+        case _:
+            run_arithmetic(state, op)
+
+
+def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep | Reduce) -> None:
+    """Do an operation between vector registers."""
+    v = state.vectors
+    match op:
+        case Const(dst, value):
+            v[dst] = value
+        case Move(dst, src):
+            v[dst] = v[src]
+        case Add(dst, a, b):
+            v[dst] = v[a] + v[b]
+        case Mul(dst, a, b):
+            v[dst] = v[a] * v[b]
+        case Extremum(kind, dst, a, b, scratch):
+            if dst == b or scratch in (dst, a, b):
+                raise InterpretError(f"{op}: dst must not be b, and scratch none of the others")
+            v[dst] = REDUCE[kind](v[a], v[b])
+            spoil(state, scratch, dst)
+        case Keep(dst, a, b, lanes):
+            v[dst] = np.concatenate((v[a, :lanes], v[b, lanes:]))
+        case Reduce(kind, dst, src, scratch):
+            # Halves are folded, as hardware does: the order decides how a sum is rounded.
+            rest = v[src].copy()
+            while len(rest) > 1:
+                rest = REDUCE[kind](rest[: len(rest) // 2], rest[len(rest) // 2 :])
+            v[[*scratch, dst]] = np.nan
+            v[dst, 0] = rest[0]
+        case _:
+            assert_never(op)
+
+
+def multiply_add(state: State, old: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """old + a * b with the target's rounding, see the module's docstring."""
+    if state.program.target.fma == "none":
+        return old + a * b
+    return a.astype(np.float64) * b + old
+
+
+def spoil(state: State, scratch: int, kept: int) -> None:
+    """Fill a register that the operation may use with NaN, unless it holds the operand itself."""
+    if scratch != kept:
+        state.vectors[scratch] = np.nan
+
+
+def run_machine(state: State, op: MachineOp) -> None:
+    """Do an operation that `legalize` made; those on 16-byte parts work on the low one."""
+    v = state.vectors
+    bits = v.view(f"i{v.itemsize}")
+    part = PART_BYTES // v.itemsize
+    match op:
+        case LoadMask(dst, lanes):
+            bits[dst] = 0
+            bits[dst, :lanes] = -1
+        case MaskedLoad(dst, base, offset, lanes, mask):
+            held = [int(bit) < 0 for bit in bits[mask]]
+            if held != [lane < lanes for lane in range(len(held))]:
+                raise InterpretError(f"{op}: register {mask} holds the mask {held}")
+            v[dst] = 0
+            v[dst, :lanes] = span(state, op, base, offset, lanes)
+        case LoadLane(dst, base, offset, lane):
+            v[dst, part:] = 0
+            v[dst, lane] = span(state, op, base, offset)[0]
+        case StoreLane(src, base, offset, lane):
+            target_span(state, op, base, offset)[0] = v[src, lane]
+        case Extract(dst, src, number):
+            low = v[src, number * part : (number + 1) * part].copy()
+            v[dst] = 0
+            v[dst, :part] = low
+        case Insert(dst, a, b, number):
+            low = v[b, :part].copy()
+            v[dst] = v[a]
+            v[dst, number * part : (number + 1) * part] = low
+        case Shuffle(dst, src, lanes):
+            low = v[src, list(lanes)]
+            v[dst] = np.nan
+            v[dst, :part] = low
+        case _:
+            assert_never(op)

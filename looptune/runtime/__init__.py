@@ -1,0 +1,1 @@
+"""Kernels as callables: executable memory, the call contract, threads."""

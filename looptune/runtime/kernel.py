@@ -1,0 +1,210 @@
+"""A compiled, callable plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedHostError
+from looptune.host import runs
+from looptune.ir import Plan
+from looptune.program import Program
+from looptune.runtime.call import (
+    Step,
+    as_array,
+    check_argument,
+    check_out,
+    empty_output,
+    layout_of,
+    like,
+    make_entry,
+)
+from looptune.runtime.memory import install
+from looptune.schedule import Action, Schedule
+from looptune.target import Target, target_named
+
+if TYPE_CHECKING:
+    from looptune.explain import Explanation
+    from looptune.measure import Samples
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Machine code of one Program; `tensors` number the plan's tensors in its pointer order."""
+
+    code: bytes
+    tensors: tuple[int, ...]
+    scratch_bytes: int
+    trips: int
+
+
+class Kernel:
+    """`kernel(*inputs, out=None)` computes the plan; safe to share between threads.
+
+    Inputs come in the plan's order, with the dtype, shape and strides it was made for: NumPy
+    arrays, buffers, or CPU tensors by DLPack. The result is of the first input's kind. An `out`
+    must not share memory with an input, and is required where the plan accumulates into it.
+
+    Raises `ArgumentTypeError` and `ArgumentError`, which say what was found and needed, and
+    `UnsupportedHostError` on a machine without the kernel's instructions.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedules: tuple[Schedule, ...],
+        stages: tuple[Stage, ...],
+        target: Target,
+        origin: str,
+        programs: tuple[Program, ...],
+        *,
+        threads: int = 1,
+        native: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.schedules = schedules
+        self.stages = stages
+        self.target = target
+        self.origin = origin
+        self.programs = programs
+        self.threads = threads
+        self.report: Any = None
+        self.runnable = runs(target)
+        self.entry: Any = None
+        self.fast: Any = None
+        if self.runnable:
+            self.load(native)
+
+    def load(self, native: bool) -> None:
+        """Install the code and choose the call path."""
+        steps = [Step(install(s.code), s.tensors, s.trips) for s in self.stages]
+        self.steps = steps  # keeps the code alive
+        layout = layout_of(self.plan, max((s.scratch_bytes for s in self.stages), default=0))
+        self.entry = make_entry(self.plan, steps, layout, native)
+        self.entry.threads = self.threads
+        self.fast = self.entry if callable(self.entry) else None
+
+    def with_path(self, *, native: bool) -> Kernel:
+        """The same kernel, called through the C extension or not."""
+        return Kernel(
+            self.plan, self.schedules, self.stages, self.target, self.origin, self.programs,
+            threads=self.threads, native=native,
+        )  # fmt: skip
+
+    def __call__(self, *inputs: object, out: object = None) -> object:
+        """Compute the plan."""
+        if out is not None and self.fast is not None:
+            result = self.fast(*inputs, out=out)
+            if result is not NotImplemented:
+                return result
+        return self.checked_call(inputs, out)
+
+    def checked_call(self, inputs: Sequence[object], out: object) -> object:
+        """The call with every check in Python."""
+        if len(inputs) != len(self.plan.inputs):
+            names = [tensor.name for tensor in self.plan.inputs]
+            raise ArgumentTypeError(
+                f"the kernel takes {len(names)} inputs {names}; {len(inputs)} were given"
+            )
+        if out is None and self.plan.accumulates:
+            raise ArgumentError("out is missing: the kernel adds to what it holds")
+        arrays = [as_array(operand, number) for number, operand in enumerate(inputs)]
+        result = empty_output(self.plan.output) if out is None else out_array(out)
+        self.entry_or_raise().run_pointers(self.pointers(arrays, result), self.threads)
+        if out is not None:
+            return out
+        return like(inputs[0], result) if inputs else result
+
+    def entry_or_raise(self) -> Any:
+        """What runs the code; raises `UnsupportedHostError` where nothing can."""
+        if self.entry is None:
+            raise UnsupportedHostError(
+                f"this machine does not run {self.target.isa} code; looptune.interpret does"
+            )
+        return self.entry
+
+    def pointers(self, inputs: Sequence[np.ndarray], out: np.ndarray) -> tuple[int, ...]:
+        """Checked addresses of output and inputs."""
+        names = [f"input {i} ({tensor.name})" for i, tensor in enumerate(self.plan.inputs)]
+        for tensor, array, name in zip(self.plan.inputs, inputs, names, strict=True):
+            check_argument(tensor, array, name)
+        check_argument(self.plan.output, out, "out")
+        check_out(out, inputs, names)
+        return (out.ctypes.data, *(array.ctypes.data for array in inputs))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the (last) nest."""
+        return self.schedules[-1]
+
+    @property
+    def loop_tree(self) -> str:
+        """Every nest's loops, as text."""
+        return "\n\n".join(str(schedule) for schedule in self.schedules)
+
+    @property
+    def code_bytes(self) -> bytes:
+        """The machine code of all stages."""
+        return b"".join(stage.code for stage in self.stages)
+
+    @property
+    def asm(self) -> str:
+        """Disassembly of all stages."""
+        from looptune.backends import disassemble
+
+        return "\n\n".join(disassemble(stage.code) for stage in self.stages)
+
+    @property
+    def flops(self) -> int:
+        """Operations of one call."""
+        return self.plan.flops
+
+    def measure(self, *, seconds: float = 0.2) -> Samples:
+        """Seconds a call, kernel alone."""
+        from looptune.measure import measure
+
+        return measure(self, seconds=seconds)
+
+    def explain(self) -> Explanation:
+        """Register tile, loops, instruction mix, roofline."""
+        from looptune.explain import explain
+
+        return explain(self)
+
+    def __str__(self) -> str:
+        return self.loop_tree
+
+    def __repr__(self) -> str:
+        spec = self.plan.spec or f"{len(self.plan.nests)} nests"
+        return f"<Kernel {spec} for {self.target.name} from {self.origin}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        actions = tuple(schedule.actions for schedule in self.schedules)
+        return rebuild, (self.plan, actions, self.target, self.origin, self.threads)
+
+
+def out_array(out: object) -> np.ndarray:
+    """An `out` argument as an array on its memory."""
+    array = as_array(out, -1)
+    if not isinstance(out, np.ndarray) and array.base is None and array.ndim == 0:
+        raise ArgumentTypeError(f"out is a {type(out).__name__}; an array would do")
+    return array
+
+
+def rebuild(
+    plan: Plan,
+    actions: tuple[tuple[Action, ...], ...],
+    target: Target | str,
+    origin: str,
+    threads: int = 1,
+) -> Kernel:
+    """A kernel from its provenance: how kernels pickle."""
+    from looptune.build import build
+    from looptune.schedule import replay
+
+    schedules = [replay(nest, steps) for nest, steps in zip(plan.nests, actions, strict=True)]
+    machine = target if isinstance(target, Target) else target_named(target)
+    return build(plan, schedules, machine, origin=origin, threads=threads)
