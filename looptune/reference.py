@@ -270,7 +270,7 @@ def check(
     if last.accumulate:
         values_at = combine(last, known[plan.output.name][where], values_at)
         sizes_at = combine(last, sizes[plan.output.name][where], sizes_at)
-    return compare(plan, found[where], values_at, sizes_at)
+    return compare(plan, np.atleast_1d(found[where]), values_at, sizes_at)
 
 
 def output_index(nest: Nest, points: np.ndarray) -> tuple[np.ndarray, ...]:

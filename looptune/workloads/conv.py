@@ -1,0 +1,436 @@
+"""Convolutions as plans, with torch's argument names and semantics.
+
+out[n, o, i] = sum over c, r of x[n, c, stride * i + dilation * r - padding] * w[o, c, r], per
+spatial dimension; what lies outside the image is 0. Axes are written n, (g), o, h, c, r, s, w.
+A transposed convolution is one nest per phase of the stride: each writes every stride-th element.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from looptune.errors import SpecError, UnsupportedError
+from looptune.ir import Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
+from looptune.workloads.einsum import Shape, check_dtype
+
+SPATIAL = ("w", "hw", "dhw")  # axis names by rank
+TAPS = ("s", "rs", "trs")
+LAYOUTS = (("NCL", "NLC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC"))
+
+Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
+Numbers = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a convolution over `rank` dimensions; all tuples are per dimension.
+
+    `pads` are before each dimension (a transposed convolution crops as much).
+    """
+
+    batch: int
+    groups: int
+    channels: int
+    filters: int
+    image: Shape
+    kernel: Shape
+    result: Shape
+    stride: Shape
+    dilation: Shape
+    pads: Shape
+    channels_last: bool
+
+    @property
+    def rank(self) -> int:
+        """Spatial dimensions."""
+        return len(self.image)
+
+
+def conv1d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`conv2d` over one dimension, layouts NCL and NLC."""
+    return convolution(1, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def conv2d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`torch.nn.functional.conv2d` of x by w.
+
+    `x_shape` is in `layout` (NCHW or NHWC), `w_shape` (out, in / groups, height, width). Options:
+    `stride`, `padding` (a number, one a dimension, (before, after) pairs, "same" or "valid"),
+    `dilation`, `groups`, `layout`, `dtype`, `strides` (of x and w, in elements), `out_strides`.
+    Raises `SpecError` for sizes that do not fit, `UnsupportedError` for other dtypes.
+    """
+    return convolution(2, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def conv3d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`conv2d` over three dimensions, layouts NCDHW and NDHWC."""
+    return convolution(3, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def conv_transpose1d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`conv_transpose2d` over one dimension."""
+    return transposed(1, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def conv_transpose2d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`torch.nn.functional.conv_transpose2d`; `w_shape` is (in, out / groups, height, width).
+
+    Options as for `conv2d`, and `output_padding`.
+    """
+    return transposed(2, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+    """`conv_transpose2d` over three dimensions."""
+    return transposed(3, x_shape, w_shape, **options)  # type: ignore[arg-type]
+
+
+def numbers(name: str, value: object, rank: int, least: int) -> Shape:
+    """One whole number a dimension, from a number or a sequence; raises `SpecError`."""
+    values = (value,) * rank if isinstance(value, int) else value
+    whole = isinstance(values, Sequence) and not isinstance(values, str)
+    if not whole or len(values) not in (1, rank):  # type: ignore[arg-type]
+        raise SpecError(f"{name}={value!r}: a number or {rank} of them would do")
+    found = tuple(values) * (rank if len(values) == 1 and rank > 1 else 1)  # type: ignore[arg-type]
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise SpecError(f"{name}={value!r}: whole numbers of at least {least} would do")
+    return found
+
+
+def pad_pairs(value: object, kernel: Shape, stride: Shape, dilation: Shape) -> tuple[Shape, Shape]:
+    """Padding before and after each dimension."""
+    rank = len(kernel)
+    if value == "valid":
+        return (0,) * rank, (0,) * rank
+    if value == "same":
+        if any(step != 1 for step in stride):
+            raise SpecError(f"padding='same' needs a stride of 1, not {stride}, as in torch")
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        pairs = [numbers("padding", pair, 2, 0) for pair in value if isinstance(pair, Sequence)]
+        if pairs:
+            if len(pairs) != rank or len(pairs) != len(value):
+                raise SpecError(f"padding={value!r}: {rank} pairs (before, after) would do")
+            return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    both = numbers("padding", value, rank, 0)
+    return both, both
+
+
+def channels_last(rank: int, layout: str | None) -> bool:
+    """Whether the layout ends in channels; raises `UnsupportedError` with those there are."""
+    first, last = LAYOUTS[rank - 1]
+    if layout not in (None, first, last):
+        raise UnsupportedError(f"layout {layout!r} is not supported; {first!r} and {last!r} are")
+    return layout == last
+
+
+def split_shape(name: str, rank: int, shape: Shape, last: bool) -> tuple[int, int, Shape]:
+    """Batch, channels and image of `x_shape`."""
+    if len(shape) != rank + 2:
+        raise SpecError(f"{name} has {len(shape)} dimensions {tuple(shape)}; {rank + 2} would do")
+    if last:
+        return shape[0], shape[-1], tuple(shape[1:-1])
+    return shape[0], shape[1], tuple(shape[2:])
+
+
+def check_groups(groups: object, channels: int, filters: int) -> int:
+    """`groups` if it divides channels and filters."""
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise SpecError(f"groups={groups!r}: a whole number of at least 1 would do")
+    if channels % groups or filters % groups:
+        raise SpecError(f"groups={groups} divides not both {channels} and {filters} channels")
+    return groups
+
+
+def convolution(
+    rank: int,
+    x_shape: Shape,
+    w_shape: Shape,
+    *,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    layout: str | None = None,
+    dtype: str = "float32",
+    strides: Sequence[Shape | None] | None = None,
+    out_strides: Shape | None = None,
+) -> Plan:
+    """The plan of a convolution over `rank` dimensions."""
+    kind = check_dtype(dtype)
+    last = channels_last(rank, layout)
+    batch, channels, image = split_shape("x", rank, x_shape, last)
+    filters, _, kernel = split_shape("w", rank, w_shape, False)
+    count = check_groups(groups, channels, filters)
+    if w_shape[1] * count != channels:
+        raise SpecError(
+            f"w has {w_shape[1]} input channels a group; x has {channels} in {count} groups"
+        )
+    steps, spread = numbers("stride", stride, rank, 1), numbers("dilation", dilation, rank, 1)
+    before, after = pad_pairs(padding, kernel, steps, spread)
+    result = []
+    for dim in range(rank):
+        reach = spread[dim] * (kernel[dim] - 1) + 1
+        room = image[dim] + before[dim] + after[dim] - reach
+        if room < 0 or kernel[dim] < 1:
+            raise SpecError(
+                f"the kernel reaches over {reach} elements of dimension {SPATIAL[rank - 1][dim]}, "
+                f"padded to {image[dim] + before[dim] + after[dim]}"
+            )
+        result.append(room // steps[dim] + 1)
+    shape = Geometry(
+        batch, count, channels, filters, image, kernel, tuple(result), steps, spread, before, last
+    )
+    tensors = conv_tensors(shape, x_shape, w_shape, kind, strides, out_strides)
+    return Plan((direct_nest(shape, *tensors),), tensors[:2], tensors[2])
+
+
+def conv_tensors(
+    shape: Geometry,
+    x_shape: Shape,
+    w_shape: Shape,
+    dtype: DType,
+    strides: Sequence[Shape | None] | None,
+    out_strides: Shape | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, w and out."""
+    out = (shape.batch, shape.filters, *shape.result)
+    if shape.channels_last:
+        out = (shape.batch, *shape.result, shape.filters)
+    layouts = (None, None) if strides is None else tuple(strides)
+    found = []
+    for name, size, layout in zip(
+        ("x", "w", "out"), (x_shape, w_shape, out), (*layouts, out_strides), strict=True
+    ):
+        if layout is not None and len(layout) != len(size):
+            raise SpecError(f"{name} has {len(size)} dimensions and strides {layout}")
+        found.append(Tensor(name, dtype, tuple(size), tuple(layout or contiguous(tuple(size)))))
+    return found[0], found[1], found[2]
+
+
+class Access:
+    """Builds operands by axis name, for axes given once."""
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        self.number = {axis.name: i for i, axis in enumerate(axes)}
+
+    def dim(self, size: int, stride: int, offset: int = 0, **coefficients: int) -> Dim:
+        """A dimension; coefficients by axis name, those of absent axes are dropped."""
+        found = [0] * len(self.number)
+        for name, coefficient in coefficients.items():
+            if name in self.number:
+                found[self.number[name]] = coefficient
+        return Dim(size, stride, tuple(found), offset)
+
+    def operand(self, tensor: Tensor, places: Sequence[tuple[int, dict[str, int]]]) -> Operand:
+        """An operand from one (offset, coefficients) a dimension."""
+        dims = tuple(
+            self.dim(size, stride, offset, **coefficients)
+            for size, stride, (offset, coefficients) in zip(
+                tensor.shape, tensor.strides, places, strict=True
+            )
+        )
+        return Operand(tensor.name, check_dtype(tensor.dtype), dims)
+
+
+Place = tuple[int, dict[str, int]]
+
+
+def ordered_axes(shape: Geometry, extents: Shape, taps: Shape) -> tuple[Axis, ...]:
+    """n, (g), o, the spatial axes but the last, c, the taps, the last spatial axis."""
+    groups = [Axis("g", shape.groups)] * (shape.groups > 1)
+    outer = [Axis("n", shape.batch), *groups, Axis("o", shape.filters // shape.groups)]
+    space = [Axis(a, n) for a, n in zip(SPATIAL[shape.rank - 1], extents, strict=True)]
+    inner = [Axis("c", shape.channels // shape.groups, True)]
+    inner += [Axis(a, n, True) for a, n in zip(TAPS[shape.rank - 1], taps, strict=True)]
+    return (*outer, *space[:-1], *inner, space[-1])
+
+
+def in_layout(shape: Geometry, channel: Place, space: Sequence[Place]) -> list[Place]:
+    """Places of batch, channel and spatial dimensions, in the layout's order."""
+    batch: Place = (0, {"n": 1})
+    return [batch, *space, channel] if shape.channels_last else [batch, channel, *space]
+
+
+def direct_nest(shape: Geometry, x: Tensor, w: Tensor, out: Tensor) -> Nest:
+    """The nest of a convolution."""
+    axes = ordered_axes(shape, shape.result, shape.kernel)
+    access = Access(axes)
+    names, taps = SPATIAL[shape.rank - 1], TAPS[shape.rank - 1]
+    per_group, filters = shape.channels // shape.groups, shape.filters // shape.groups
+    reads = [
+        (-shape.pads[d], {names[d]: shape.stride[d], taps[d]: shape.dilation[d]})
+        for d in range(shape.rank)
+    ]
+    image = in_layout(shape, (0, {"g": per_group, "c": 1}), reads)
+    weights = [(0, {"g": filters, "o": 1}), (0, {"c": 1}), *((0, {tap: 1}) for tap in taps)]
+    written = in_layout(shape, (0, {"g": filters, "o": 1}), [(0, {name: 1}) for name in names])
+    return Nest(
+        axes,
+        access.operand(out, written),
+        (access.operand(x, image), access.operand(w, weights)),
+    )
+
+
+def transposed(
+    rank: int,
+    x_shape: Shape,
+    w_shape: Shape,
+    *,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    layout: str | None = None,
+    dtype: str = "float32",
+    strides: Sequence[Shape | None] | None = None,
+    out_strides: Shape | None = None,
+) -> Plan:
+    """The plan of a transposed convolution over `rank` dimensions."""
+    kind = check_dtype(dtype)
+    last = channels_last(rank, layout)
+    batch, channels, image = split_shape("x", rank, x_shape, last)
+    inputs, per_group, kernel = split_shape("w", rank, w_shape, False)
+    count = check_groups(groups, channels, per_group * max(1, groups if groups else 1))
+    if inputs != channels:
+        raise SpecError(f"w has {inputs} input channels; x has {channels}")
+    steps, spread = numbers("stride", stride, rank, 1), numbers("dilation", dilation, rank, 1)
+    crop = numbers("padding", padding, rank, 0)
+    extra = numbers("output_padding", output_padding, rank, 0)
+    result = []
+    for dim in range(rank):
+        if extra[dim] >= max(steps[dim], spread[dim]):
+            raise SpecError(
+                f"output_padding={extra[dim]} must be below stride {steps[dim]} or "
+                f"dilation {spread[dim]}"
+            )
+        reach = spread[dim] * (kernel[dim] - 1) + 1
+        size = (image[dim] - 1) * steps[dim] - 2 * crop[dim] + reach + extra[dim]
+        if size < 0 or kernel[dim] < 1 or image[dim] < 1:
+            raise SpecError(
+                f"dimension {SPATIAL[rank - 1][dim]} of the result would have size {size}"
+            )
+        result.append(size)
+    shape = Geometry(
+        batch, count, channels, per_group * count, image, kernel, tuple(result), steps, spread,
+        crop, last,
+    )  # fmt: skip
+    tensors = conv_tensors(shape, x_shape, w_shape, kind, strides, out_strides)
+    phases = (dim_phases(shape, dim) for dim in range(rank))
+    nests = tuple(phase_nest(shape, combo, *tensors) for combo in itertools.product(*phases))
+    return Plan(nests, tensors[:2], tensors[2])
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Output elements `first`, first + stride, ... (`count` of them) of one dimension.
+
+    Element number i gets taps `tap`, tap + `tap_step`, ... (`taps` of them), tap number t
+    reading x at `start + i - t * back`.
+    """
+
+    first: int
+    count: int
+    tap: int
+    tap_step: int
+    taps: int
+    start: int
+    back: int
+
+
+def dim_phases(shape: Geometry, dim: int) -> list[Phase]:
+    """The phases of one dimension that have elements.
+
+    Output i gets x[j] * w[r] where i + crop = stride * j + dilation * r: for a phase of i the
+    taps r that make it solvable are every (stride / gcd)-th one.
+    """
+    step, spread, kernel = shape.stride[dim], shape.dilation[dim], shape.kernel[dim]
+    crop, size = shape.pads[dim], shape.result[dim]
+    found = []
+    for first in range(min(step, size)):
+        fitting = [r for r in range(kernel) if (first + crop - spread * r) % step == 0]
+        count = -(-(size - first) // step)
+        if not fitting:
+            found.append(Phase(first, count, 0, 1, 0, 0, 0))
+            continue
+        tap_step = fitting[1] - fitting[0] if len(fitting) > 1 else 1
+        start = (first + crop - spread * fitting[0]) // step
+        back = spread * tap_step // step if len(fitting) > 1 else 0
+        found.append(Phase(first, count, fitting[0], tap_step, len(fitting), start, back))
+    return found
+
+
+def phase_nest(shape: Geometry, phases: Sequence[Phase], x: Tensor, w: Tensor, out: Tensor) -> Nest:
+    """The nest of one phase in every dimension; without taps, its sum is empty."""
+    axes = ordered_axes(shape, tuple(p.count for p in phases), tuple(p.taps for p in phases))
+    access = Access(axes)
+    names, taps = SPATIAL[shape.rank - 1], TAPS[shape.rank - 1]
+    per_group, filters = shape.channels // shape.groups, shape.filters // shape.groups
+    reads = [
+        (p.start, {name: 1, tap: -p.back}) for p, name, tap in zip(phases, names, taps, strict=True)
+    ]
+    image = in_layout(shape, (0, {"g": per_group, "c": 1}), reads)
+    weights: list[Place] = [(0, {"g": per_group, "c": 1}), (0, {"o": 1})]
+    weights += [(p.tap, {tap: p.tap_step}) for p, tap in zip(phases, taps, strict=True)]
+    strided = [
+        (p.first, {name: step}) for p, name, step in zip(phases, names, shape.stride, strict=True)
+    ]
+    written = in_layout(shape, (0, {"g": filters, "o": 1}), strided)
+    return Nest(
+        axes,
+        access.operand(out, written),
+        (access.operand(x, image), access.operand(w, weights)),
+    )
+
+
+def capsule_conv2d(
+    x_shape: tuple[int, int, int, int],
+    w_shape: tuple[int, int, int],
+    *,
+    capsule: int,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    dtype: str = "float32",
+) -> Plan:
+    """A convolution of capsules: each channel is a small square matrix (Ansor's CAP workloads).
+
+    `x_shape` is (batch, height, width, in), `w_shape` (height, width, out) of the kernel; x has
+    shape (n, h, w, i, k, c) and w (r, q, k, j, c, o), with i, j and k of size `capsule`:
+    out[n, h, w, i, j, o] = sum over r, q, k, c of x[n, h', w', i, k, c] * w[r, q, k, j, c, o].
+    """
+    kind = check_dtype(dtype)
+    batch, height, width, channels = x_shape
+    rows, columns, filters = w_shape
+    steps, pads = numbers("stride", stride, 2, 1), numbers("padding", padding, 2, 0)
+    sizes = [
+        (n + 2 * pad - tap) // step + 1
+        for n, tap, step, pad in zip((height, width), (rows, columns), steps, pads, strict=True)
+    ]
+    if min(sizes) < 1:
+        raise SpecError(f"the kernel {rows}x{columns} is larger than the padded image")
+    extents = {
+        "n": batch, "h": sizes[0], "w": sizes[1], "i": capsule, "j": capsule,
+        "r": rows, "q": columns, "k": capsule, "c": channels, "o": filters,
+    }  # fmt: skip
+    axes = tuple(Axis(name, extent, name in "rqkc") for name, extent in extents.items())
+    shapes = {
+        "x": (batch, height, width, capsule, capsule, channels),
+        "w": (rows, columns, capsule, capsule, channels, filters),
+        "out": (batch, *sizes, capsule, capsule, filters),
+    }
+    tensors = [Tensor(name, kind, shape, contiguous(shape)) for name, shape in shapes.items()]
+    access = Access(axes)
+    unit = {name: (0, {name: 1}) for name in extents}
+    reads: list[Place] = [
+        (-pads[0], {"h": steps[0], "r": 1}),
+        (-pads[1], {"w": steps[1], "q": 1}),
+    ]
+    x = access.operand(tensors[0], [unit["n"], *reads, unit["i"], unit["k"], unit["c"]])
+    w = access.operand(tensors[1], [unit[name] for name in "rqkjco"])
+    out = access.operand(tensors[2], [unit[name] for name in "nhwijo"])
+    return Plan((Nest(axes, out, (x, w)),), (tensors[0], tensors[1]), tensors[2])
