@@ -180,6 +180,13 @@ def plan_for(
     raise SpecError(f"spec is a {type(spec).__name__}; an einsum string, a Nest or a Plan would do")
 
 
+def shape_of(shape: object) -> tuple[int, ...]:
+    """A shape given as a sequence of numbers; raises `SpecError` for anything else."""
+    if isinstance(shape, Sequence) and all(isinstance(n, int | np.integer) for n in shape):
+        return tuple(int(n) for n in shape)
+    raise SpecError(f"shapes: {shape!r} is neither a shape nor an array")
+
+
 KEYWORDS = (
     "shapes", "sizes", "dtype", "epilogue", "strategy", "policy", "budget", "threads", "target",
     "database", "retune", "verify", "seed", "progress",
@@ -205,7 +212,7 @@ def einsum_plan(
         raise SpecError("give shapes or sizes of the labels, not both")
     arrays = [operand for operand in shapes if hasattr(operand, "__array_interface__")]
     if not arrays:
-        return einsum(spec, *shapes, dtype=dtype)
+        return einsum(spec, *map(shape_of, shapes), dtype=dtype)
     if len(arrays) != len(shapes):
         raise SpecError("shapes mixes example arrays and tuples; give one kind")
     examples = [np.asarray(array) for array in arrays]

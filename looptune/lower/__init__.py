@@ -10,9 +10,10 @@ import math
 from dataclasses import replace
 
 from looptune.ir import IDENTITY, Nest
+from looptune.lower.buffers import packed_nest
 from looptune.lower.form import Form, form_of
 from looptune.lower.nest import Ops, Place, emit_nest
-from looptune.lower.packs import emit_pack, packed_operands
+from looptune.lower.packs import emit_pack
 from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
@@ -33,18 +34,14 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
         return (program(nest, target, (), 2, 0, 1),)
     if any(nest.axes[axis].extent == 0 for axis in nest.reductions):
         return (empty_reduction(nest, target),)
-    buffers = packed_operands(schedule)
+    form = form_of(schedule, target)
+    _, buffers = packed_nest(schedule)
     copies: Ops = ()
     scalars = 2
     for buffer in buffers.values():
         ops, used = emit_pack(buffer, target)
         copies += ops
         scalars = max(scalars, used)
-    inputs = tuple(
-        buffers[i].operand if i in buffers else op for i, op in enumerate(nest.operands) if i
-    )
-    form = form_of(schedule, target)
-    form = replace(form, nest=replace(nest, inputs=inputs))
     places = tuple(
         Place(SCRATCH, buffers[i].offset) if i in buffers else Place(i, 0)
         for i in range(len(nest.operands))

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from looptune.errors import LoweringError
-from looptune.ir import Nest
+from looptune.ir import Nest, Operand
+from looptune.lower.buffers import packed_nest
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
@@ -64,6 +65,12 @@ class Form:
         steps = [loop.step for loop in self.loops[self.scope :] if loop.axis == self.vector]
         whole = not self.target.masks and not self.reduces_lanes and len(steps) <= 1
         return vector_leaves(extent, steps or [self.lanes], self.lanes, overlap=whole)
+
+    @property
+    def leads_with_space(self) -> bool:
+        """Whether the outermost loop inside the scope is a spatial one."""
+        inside = self.loops[self.scope :]
+        return bool(inside) and not self.nest.axes[inside[0].axis].reduction
 
     def tile_ranges(self) -> Ranges:
         """The range sets where the accumulator scope begins."""
@@ -144,14 +151,15 @@ def vector_cost(nest: Nest, axis: int, reach: int, lanes: int) -> float:
     return (1 + reads) / used + writes / used / length
 
 
-def choose_vector(schedule: Schedule, loops: tuple[Loop, ...], lanes: int) -> int | None:
-    """The schedule's vector axis, or by default the cheapest one, the innermost on a tie."""
+def choose_vector(
+    nest: Nest, wanted: int | None, loops: tuple[Loop, ...], lanes: int
+) -> int | None:
+    """The axis that is wanted, or by default the cheapest one, the innermost on a tie."""
     if not loops:
         return None
     axes = {loop.axis for loop in loops}
-    if schedule.vector is not None:
-        return schedule.vector if schedule.vector in axes else None
-    nest = schedule.nest
+    if wanted is not None:
+        return wanted if wanted in axes else None
     reach = {a: nest.axes[a].extent for a in axes}
     for outer in loops:
         if outer.step > 1:
@@ -199,12 +207,12 @@ def register_budget(nest: Nest, target: Target) -> int:
 
 def form_of(schedule: Schedule, target: Target) -> Form:
     """Decide vector axis, scopes and unrolling; raises `LoweringError` over the target's limits."""
-    nest = schedule.nest
+    nest, _ = packed_nest(schedule)
     lanes = target.lanes(nest.dtype)
     loops = schedule.canonical
     if len(loops) > MAX_LOOPS:
         raise LoweringError(f"{len(loops)} loops; at most {MAX_LOOPS} are lowered")
-    vector = choose_vector(schedule, loops, lanes)
+    vector = choose_vector(nest, schedule.vector, loops, lanes)
     loops = with_vector_step(loops, vector, lanes)
     budget = register_budget(nest, target)
     scope = first_fit(nest, loops, vector, budget)
@@ -218,10 +226,34 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     ranges = range_sets(nest, loops)
     while scope < len(loops) and reach(nest, loops[scope:], ranges[scope]) > furthest(target):
         scope += 1
-    tile = tile_axes(nest, loops[scope:], vector)
-    inside = tuple(loop for loop in loops[scope:] if nest.axes[loop.axis].reduction)
-    form = Form(nest, target, loops, vector, scope, ranges, tile, inside, (), shared)
-    return unroll(form, inside)
+    form, size = at_scope(Form(nest, target, loops, vector, scope, ranges, (), (), (), shared))
+    while size > target.code_instructions and form.leads_with_space:
+        form, size = at_scope(replace(form, scope=form.scope + 1))
+    if size > HARD_LIMIT * target.code_instructions:
+        raise LoweringError(
+            f"the schedule would unroll into about {size} instructions; "
+            f"the limit is {HARD_LIMIT * target.code_instructions}: split or reorder the outer tile"
+        )
+    return form
+
+
+def at_scope(form: Form) -> tuple[Form, int]:
+    """The form with tile and unrolling for its scope, and the predicted instructions.
+
+    Reduction loops roll from the outside inward until body and kernel fit the limits.
+    """
+    nest, inner = form.nest, form.loops[form.scope :]
+    inside = tuple(loop for loop in inner if nest.axes[loop.axis].reduction)
+    form = replace(form, tile=tile_axes(nest, inner, form.vector))
+    limit = form.target.unroll
+    while True:
+        at = 0
+        while at < len(inside) and too_large(form, inside[at:], limit):
+            at += 1
+        size = predicted_size(form, inside[:at], inside[at:])
+        if size <= form.target.code_instructions or at == len(inside):
+            return replace(form, rolled=inside[:at], unrolled=inside[at:]), size
+        limit //= 2
 
 
 def tile_axes(nest: Nest, loops: tuple[Loop, ...], vector: int | None) -> tuple[int, ...]:
@@ -245,29 +277,6 @@ def parallel_position(schedule: Schedule, loops: tuple[Loop, ...]) -> int | None
         return None
     axis = schedule.loops[schedule.parallel].axis
     return next(i for i, loop in enumerate(loops) if loop.axis == axis)
-
-
-def unroll(form: Form, inside: tuple[Loop, ...]) -> Form:
-    """Roll reduction loops from the outside inward until body and kernel fit the limits."""
-    target = form.target
-    limit = target.unroll
-    while True:
-        at = 0
-        while at < len(inside) and too_large(form, inside[at:], limit):
-            at += 1
-        size = predicted_size(form, inside[:at], inside[at:])
-        if size <= target.code_instructions or at == len(inside):
-            break
-        limit //= 2
-    if size > HARD_LIMIT * target.code_instructions:
-        raise LoweringError(
-            f"the schedule would unroll into about {size} instructions; "
-            f"the limit is {HARD_LIMIT * target.code_instructions}: split or reorder the outer tile"
-        )
-    return Form(
-        form.nest, target, form.loops, form.vector, form.scope, form.ranges, form.tile,
-        inside[:at], inside[at:], form.parallel,
-    )  # fmt: skip
 
 
 def too_large(form: Form, unrolled: tuple[Loop, ...], limit: int) -> bool:
@@ -334,7 +343,28 @@ def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, .
         else:
             tiles *= sum(ranges[axis])
     terms = predicted_terms(form, rolled, unrolled, ranges)
-    return tiles * (2 + math.ceil(1.5 * terms)) + 20 * len(form.loops)
+    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in form.nest.inputs)
+    stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.nest.output))
+    return stores + terms * (tiles + reads) + 20 * len(form.loops)
+
+
+def vector_size(form: Form, operand: Operand) -> int:
+    """Instructions to read or write one vector: a strided one goes lane by lane."""
+    if form.vector is None or operand.stride_of(form.vector) in (0, 1):
+        return 1
+    return form.lanes + form.lanes // 2
+
+
+def reading_tiles(form: Form, operand: Operand, ranges: Ranges) -> int:
+    """Vectors of an operand that one term reads, over all variants of the tile."""
+    total = 1
+    for axis in form.tile:
+        moves = operand.stride_of(axis) != 0
+        if axis == form.vector:
+            total *= sum(len(form.leaves(n)) if moves else 1 for n in ranges[axis])
+        else:
+            total *= sum(n if moves else 1 for n in ranges[axis])
+    return total
 
 
 def predicted_terms(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from looptune.errors import SpecError, UnsupportedError
 from looptune.ir import Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
@@ -87,13 +88,13 @@ def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
     return transposed(3, x_shape, w_shape, **options)  # type: ignore[arg-type]
 
 
-def numbers(name: str, value: object, rank: int, least: int) -> Shape:
+def numbers(name: str, value: Any, rank: int, least: int) -> Shape:
     """One whole number a dimension, from a number or a sequence; raises `SpecError`."""
     values = (value,) * rank if isinstance(value, int) else value
     whole = isinstance(values, Sequence) and not isinstance(values, str)
-    if not whole or len(values) not in (1, rank):  # type: ignore[arg-type]
+    if not whole or len(values) not in (1, rank):
         raise SpecError(f"{name}={value!r}: a number or {rank} of them would do")
-    found = tuple(values) * (rank if len(values) == 1 and rank > 1 else 1)  # type: ignore[arg-type]
+    found: Shape = tuple(values) * (rank if len(values) == 1 and rank > 1 else 1)
     for number in found:
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise SpecError(f"{name}={value!r}: whole numbers of at least {least} would do")
