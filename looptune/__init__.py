@@ -50,7 +50,7 @@ _HOMES = {
     for name in names.split()
 }
 
-__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(_HOMES), "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -135,7 +136,12 @@ def torch_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     return lambda: torch.einsum(plan.spec, *inputs)
 
 
-def torch_convolution(workload: Workload, inputs: Sequence[object]) -> Call:
+def as_list(value: Any) -> list[Any]:
+    """A JSON number or list as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def torch_convolution(workload: Workload, inputs: Sequence[Any]) -> Call:
     """`torch.nn.functional.conv*d` on the workload's layout, padded asymmetrically if need be."""
     import torch
     from torch.nn import functional
@@ -144,7 +150,6 @@ def torch_convolution(workload: Workload, inputs: Sequence[object]) -> Call:
     image, weights = inputs
     if str(workload.record.get("layout", "NC")).endswith("C"):
         image = torch.movedim(image, -1, 1)
-    as_list = lambda v: list(v) if isinstance(v, list) else [v]  # noqa: E731
     padding = [p if isinstance(p, list) else [p, p] for p in as_list(shape["padding"])]
     flat = [side for pair in reversed(padding) for side in pair]
     rank = len(padding)

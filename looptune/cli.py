@@ -43,45 +43,67 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="looptune", description=looptune.__doc__)
     top.add_argument("--version", action="version", version=looptune.__version__)
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
-    job = jobs.add_parser("optimize", help="make, verify and time a kernel")
-    add_workload(job)
-    add_output(job)
-    job.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
-    job.add_argument("--threads", type=int, default=None)
+
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
+    options.add_argument("--threads", type=int, default=None)
+    add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
+                  [options, output_options()])  # fmt: skip
+
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--what", choices=SHOWN, action="append", help="default: tree, explain")
     job = jobs.add_parser("show", help="print a kernel's loop tree, Program or assembly")
-    add_workload(job)
-    job.add_argument("--what", choices=SHOWN, action="append", help="default: tree and explain")
-    job = jobs.add_parser("bench", help="time a suite of workloads against NumPy and torch")
+    add_workloads(job, [options])
+
+    help_text = "time a suite of workloads against NumPy and torch"
+    job = jobs.add_parser("bench", help=help_text, parents=[target_option(), output_options()])
     job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
     job.add_argument("--against", default="numpy", help="comma-separated: numpy,torch")
     job.add_argument("--threads", type=int, default=None)
-    job.add_argument("--target", choices=sorted(TARGETS), default=None)
     job.add_argument("--rounds", type=int, default=15, help="interleaved rounds a workload")
     job.add_argument("--seconds", type=float, default=0.5, help="timing a workload, in all")
-    add_output(job)
-    job = jobs.add_parser("peak", help="measure peak FLOPS and streaming bandwidth of one core")
-    job.add_argument("--target", choices=sorted(TARGETS), default=None)
-    add_output(job)
-    job = jobs.add_parser("doctor", help="say what works on this machine, and what does not")
-    add_output(job)
+
+    help_text = "measure peak FLOPS and streaming bandwidth of one core"
+    jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
+    help_text = "say what works on this machine, and what does not"
+    jobs.add_parser("doctor", help=help_text, parents=[output_options()])
     return top
 
 
-def add_workload(job: argparse.ArgumentParser) -> None:
-    """The workloads that `optimize` and `show` take."""
-    job.add_argument("--target", choices=sorted(TARGETS), default=None)
-    job.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+def target_option() -> argparse.ArgumentParser:
+    """`--target`."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--target", choices=sorted(TARGETS), help="default: the host's widest")
+    return options
+
+
+def output_options() -> argparse.ArgumentParser:
+    """`--json` and `--output`."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--json", action="store_true", help="print JSON instead of text")
+    options.add_argument("--output", type=Path, default=None, help="write the JSON to this file")
+    return options
+
+
+def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.ArgumentParser]) -> None:
+    """The workloads that `optimize` and `show` take, each with the job's options."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parents = [common, target_option(), *parents]
     kinds = job.add_subparsers(dest="kind", required=True, metavar="WORKLOAD")
-    kind = kinds.add_parser("matmul", help="M N K: out[m,n] = sum_k a[m,k] b[k,n]")
+
+    kind = kinds.add_parser("matmul", parents=parents, help="M N K: a[m,k] b[k,n] -> out[m,n]")
     for name in ("M", "N", "K"):
         kind.add_argument(name, type=int)
     kind.add_argument("--trans-a", action="store_true", help="a is stored as [k, m]")
     kind.add_argument("--trans-b", action="store_true", help="b is stored as [n, k]")
     kind.add_argument("--batch", type=int, default=None)
-    kind = kinds.add_parser("gemv", help="M K: y[m] = sum_k a[m,k] x[k]")
+
+    kind = kinds.add_parser("gemv", parents=parents, help="M K: a[m,k] x[k] -> y[m]")
     for name in ("M", "K"):
         kind.add_argument(name, type=int)
-    kind = kinds.add_parser("conv2d", help="N C H W O R S, torch's conventions")
+
+    kind = kinds.add_parser("conv2d", parents=parents, help="N C H W O R S, as in torch")
     for name in ("N", "C", "H", "W", "O", "R", "S"):
         kind.add_argument(name, type=int)
     kind.add_argument("--stride", type=int, nargs="+", default=[1])
@@ -89,15 +111,11 @@ def add_workload(job: argparse.ArgumentParser) -> None:
     kind.add_argument("--dilation", type=int, nargs="+", default=[1])
     kind.add_argument("--groups", type=int, default=1)
     kind.add_argument("--layout", choices=("NCHW", "NHWC"), default="NCHW")
-    kind = kinds.add_parser("einsum", help="SPEC label=size ...: einsum 'mk,kn->mn' m=64 k=64 n=64")
+
+    help_text = "SPEC label=size ...: einsum 'mk,kn->mn' m=64 k=64 n=64"
+    kind = kinds.add_parser("einsum", parents=parents, help=help_text)
     kind.add_argument("spec")
     kind.add_argument("sizes", nargs="*", metavar="label=size")
-
-
-def add_output(job: argparse.ArgumentParser) -> None:
-    """`--json` and `--output`."""
-    job.add_argument("--json", action="store_true", help="print JSON instead of text")
-    job.add_argument("--output", type=Path, default=None, help="write the JSON to this file")
 
 
 def workload_plan(args: argparse.Namespace) -> Plan:

@@ -37,7 +37,8 @@ class Prices:
     """What a vector axis costs, whatever the tile: counts and cycles of `Candidate.vector`.
 
     `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it,
-    `streams[i]` cycles to bring it from the second-level cache; `steps` the reduction steps, `store` the cycles to store one accumulator, `fixed` the packs.
+    `streams[i]` cycles to bring it from the second-level cache; `steps` the reduction steps,
+    `store` the cycles to store one accumulator, `fixed` those of the packs.
     """
 
     target: Target

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from looptune.errors import ScheduleError
 from looptune.ir import Axis, Nest
@@ -323,7 +324,7 @@ def split_to(schedule: Schedule, number: int, steps: list[int], axis: Axis) -> S
     if not steps or steps[-1] != 1:
         raise ScheduleError(f"the loops over {axis.name} have steps {steps}; the last must be 1")
     at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == number)
-    for outer, inner in zip(steps, steps[1:], strict=False):
+    for outer, inner in pairwise(steps):
         if outer % inner or outer == inner:
             raise ScheduleError(
                 f"step {outer} over {axis.name} is no multiple of {inner} inside it"

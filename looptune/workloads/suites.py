@@ -88,7 +88,7 @@ def load(name: str) -> tuple[Workload, ...]:
     if name == "core":
         return tuple(workload for workload in shipped() if workload.core)
     if name == "looptune-all":
-        return tuple(map(looptune_matmul, product(LOOPTUNE_SIZES, repeat=3)))
+        return tuple(looptune_matmul(m, k, n) for m, k, n in product(LOOPTUNE_SIZES, repeat=3))
     suite = "looptune-mm-test" if name == "looptune-test" else name
     found = tuple(workload for workload in shipped() if workload.suite == suite)
     if found:
@@ -103,9 +103,8 @@ def load(name: str) -> tuple[Workload, ...]:
     raise SpecError(f"no suite {name!r}; {f'near it: {near}' if near else f'there are {names}'}")
 
 
-def looptune_matmul(sizes: tuple[int, int, int]) -> Workload:
+def looptune_matmul(m: int, k: int, n: int) -> Workload:
     """One matmul of LoopTune's data set; names read M_K_N."""
-    m, k, n = sizes
     name = f"mm{m}_{k}_{n}"
     shape = {"M": m, "N": n, "K": k, "trans_a": False, "trans_b": False, "order": "row"}
     record = {"id": f"looptune-all/{name}", "kind": "matmul", "dtype": "float32", "shape": shape}
