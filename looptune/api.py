@@ -101,12 +101,24 @@ def run_plan(
     strides = None if out is None else element_strides(out)
     layout = tuple((array.shape, array.strides) for array in arrays)
     full = (*key, layout, arrays[0].dtype.char, strides, workers)
-    kernel = cached_kernel(full, lambda: optimize(make(strides), threads=workers))
-    if out is not None and out.shape != kernel.plan.output.shape:
-        raise ArgumentError(f"out has shape {out.shape}; the result has {kernel.plan.output.shape}")
+
+    def new_kernel() -> Kernel:
+        if out is not None:
+            check_shape(out, make(None).output.shape)
+        return optimize(make(strides), threads=workers)
+
+    kernel = cached_kernel(full, new_kernel)
+    if out is not None:
+        check_shape(out, kernel.plan.output.shape)
     result = kernel(*arrays, out=out)
     assert isinstance(result, np.ndarray)
     return result
+
+
+def check_shape(out: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise `ArgumentError` unless `out` has the result's shape."""
+    if out.shape != shape:
+        raise ArgumentError(f"out has shape {out.shape}; the result has {shape}")
 
 
 def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
@@ -118,8 +130,7 @@ def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
 
 def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
     """Copy `result` to `out`; raises `ArgumentError` where NumPy's casting rules refuse."""
-    if out.shape != result.shape:
-        raise ArgumentError(f"out has shape {out.shape}; the result has {result.shape}")
+    check_shape(out, result.shape)
     if not np.can_cast(result.dtype, out.dtype, "same_kind"):
         raise ArgumentTypeError(f"out is {out.dtype}; the result is {result.dtype}")
     if not out.flags.writeable:

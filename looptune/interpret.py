@@ -67,7 +67,6 @@ from looptune.program import (
     StoreLane,
     Subtract,
     Switch,
-    VectorOp,
     While,
 )
 
@@ -187,19 +186,21 @@ def run_body(state: State, body: Iterable[Op]) -> None:
 def run_op(state: State, op: Op) -> None:
     """Do one operation."""
     match op:
-        case Load() | Splat() | Gather() | Store() | Scatter() | Fma() | FmaLoad() | FmaSplat():
-            run_vector(state, op)
-        case Const() | Move() | Add() | Mul() | Extremum() | Keep() | Reduce() | Prefetch():
-            run_vector(state, op)
+        case Fma() | FmaLoad() | FmaSplat():
+            run_fma(state, op)
+        case Load() | Splat() | Gather() | Store() | Scatter() | Prefetch():
+            run_memory(state, op)
+        case Const() | Move() | Add() | Mul() | Extremum() | Keep() | Reduce():
+            run_arithmetic(state, op)
         case Set() | Copy() | Min() | Scale() | Subtract():
             run_scalar(state, op)
         case Base() | Step() | Advance() | Save() | Restore():
             run_pointer(state, op)
         case Loop() | While() | Switch() | IfZero():
             run_control(state, op)
-        case LoadMask() | MaskedLoad() | LoadLane() | StoreLane() | Extract() | Insert():
-            run_machine(state, op)
-        case Shuffle():
+        case (
+            LoadMask() | MaskedLoad() | LoadLane() | StoreLane() | Extract() | Insert() | Shuffle()
+        ):
             run_machine(state, op)
         case _:
             assert_never(op)
@@ -326,17 +327,28 @@ def iteration(state: State, op: Loop | While, counter: int, step: int, body: tup
     return rest
 
 
-def run_vector(state: State, op: VectorOp) -> None:
-    """Do a vector operation that every target has a meaning for."""
+def run_fma(state: State, op: Fma | FmaLoad | FmaSplat) -> None:
+    """Multiply and add with the target's rounding, see the module's docstring."""
     v = state.vectors
     match op:
-        case Fma(dst, a, b):
-            v[dst] = multiply_add(state, v[dst], v[a], v[b])
-        case FmaLoad(dst, a, base, offset):
+        case Fma(b=b):
+            factor = v[b]
+        case FmaLoad(pointer=base, offset=offset):
             factor = span(state, op, base, offset, state.program.lanes)
-            v[dst] = multiply_add(state, v[dst], v[a], factor)
-        case FmaSplat(dst, a, base, offset):
-            v[dst] = multiply_add(state, v[dst], v[a], span(state, op, base, offset))
+        case FmaSplat(pointer=base, offset=offset):
+            factor = span(state, op, base, offset)
+        case _:
+            assert_never(op)
+    if state.program.target.fma == "none":
+        v[op.dst] += v[op.a] * factor
+    else:
+        v[op.dst] = v[op.a].astype(np.float64) * factor + v[op.dst]
+
+
+def run_memory(state: State, op: Load | Splat | Gather | Store | Scatter | Prefetch) -> None:
+    """Move elements between memory and a vector register."""
+    v = state.vectors
+    match op:
         case Load(dst, base, offset, lanes):
             v[dst, :lanes] = span(state, op, base, offset, lanes)
             v[dst, lanes:] = 0
@@ -358,7 +370,7 @@ def run_vector(state: State, op: VectorOp) -> None:
         case Prefetch(base, _):
             pointer(state, base, op)
         case _:
-            run_arithmetic(state, op)
+            assert_never(op)
 
 
 def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep | Reduce) -> None:
@@ -389,13 +401,6 @@ def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep 
             v[dst, 0] = rest[0]
         case _:
             assert_never(op)
-
-
-def multiply_add(state: State, old: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """old + a * b with the target's rounding, see the module's docstring."""
-    if state.program.target.fma == "none":
-        return old + a * b
-    return a.astype(np.float64) * b + old
 
 
 def spoil(state: State, scratch: int, kept: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -135,7 +135,17 @@ def reference(problem: Plan | Nest, arrays: Arrays) -> np.ndarray:
 
 def magnitudes(plan: Plan, arrays: Arrays) -> np.ndarray:
     """The sums of absolute values behind each output element: what rounding errors scale with."""
-    return reference(plan, {name: np.abs(array) for name, array in arrays.items()})
+    return reference(absolute(plan), {name: np.abs(array) for name, array in arrays.items()})
+
+
+def absolute(plan: Plan) -> Plan:
+    """The plan with the sizes of its fills; infinite ones leave a maximum as it is, and stay."""
+    nests = []
+    for nest in plan.nests:
+        fills = (abs(op.fill) if math.isfinite(op.fill) else op.fill for op in nest.inputs)
+        inputs = (replace(op, fill=fill) for op, fill in zip(nest.inputs, fills, strict=True))
+        nests.append(replace(nest, inputs=tuple(inputs)))
+    return replace(plan, nests=tuple(nests))
 
 
 def roundings(plan: Plan) -> int:
@@ -253,20 +263,21 @@ def check(
     found = np.asarray(result, np.float64)
     if whole_is_cheap(plan):
         return compare(plan, found, reference(plan, arrays), magnitudes(plan, arrays))
-    *earlier, last = plan.nests
+    last = plan.nests[-1]
     known = {t.name: np.asarray(arrays[t.name], np.float64) for t in plan.inputs}
     sizes = {name: np.abs(array) for name, array in known.items()}
-    for values in (known, sizes):
+    for values, nests in ((known, plan.nests), (sizes, absolute(plan).nests)):
         for tensor in (plan.output, *plan.temporaries):
             values[tensor.name] = np.full(tensor.shape, np.nan)
         if plan.accumulates:
             old = np.asarray(arrays[plan.output.name], np.float64)
             values[plan.output.name] = old if values is known else np.abs(old)
-        for nest in earlier:
+        for nest in nests[:-1]:
             write(nest, values[nest.output.name], reduce_nest(nest, values))
     points = sample_points(last, boundaries or {}, seed)
     where = output_index(last, points)
-    values_at, sizes_at = (at_points(last, values, points) for values in (known, sizes))
+    values_at = at_points(last, known, points)
+    sizes_at = at_points(absolute(plan).nests[-1], sizes, points)
     if last.accumulate:
         values_at = combine(last, known[plan.output.name][where], values_at)
         sizes_at = combine(last, sizes[plan.output.name][where], sizes_at)

@@ -1,0 +1,569 @@
+/* The call path without Python: argument checks, scratch, threads and timing.
+ *
+ * `Entry(stages, tensors, scratch_bytes, release_gil, name)` runs the machine code of a kernel.
+ * Calling it checks plain buffers and answers NotImplemented for everything unusual, which the
+ * Python path then accepts or refuses with a typed error. The code of a stage is
+ * f(operand pointers, scratch, begin, end); the kernel object keeps it alive.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define ALIGNMENT 64
+#define MAX_DIMS 32
+#define KEPT_SCRATCH 16
+#define HUGE_PAGE ((size_t)2 << 20)
+
+typedef void (*Code)(void *const *, void *, int64_t, int64_t);
+
+typedef struct {
+    Code code;
+    int count;
+    int *tensors;
+    int64_t trips;
+} Stage;
+
+typedef struct {
+    char format;
+    int ndim;
+    Py_ssize_t shape[MAX_DIMS];
+    Py_ssize_t strides[MAX_DIMS];
+    Py_ssize_t low, high; /* byte offsets of the first element and behind the last */
+    Py_ssize_t scratch_offset; /* -1 for an argument */
+    int empty;
+} Tensor;
+
+typedef struct {
+    PyObject_HEAD
+    int stage_count, tensor_count, argument_count, most_operands;
+    Stage *stages;
+    Tensor *tensors;
+    size_t scratch_bytes;
+    int release_gil;
+    int threads;
+    int kept;
+    void *scratch[KEPT_SCRATCH];
+} Entry;
+
+static PyObject *out_name;
+
+/* ---- threads: a small pool with blocking waits; the caller always works, too ---- */
+
+typedef struct {
+    Code code;
+    void *const *pointers;
+    void *scratch;
+    int64_t trips, chunk;
+    _Atomic int64_t next;
+} Job;
+
+static struct {
+    pthread_mutex_t busy; /* held by the caller that uses the pool */
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done;
+    int workers, seats, running;
+    uint64_t generation;
+    Job *job;
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
+
+static void forget_pool(void)
+{
+    /* Only the forking thread lives on in a child: the parent's workers and locks do not. */
+    pthread_mutex_init(&pool.busy, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    pool.workers = pool.seats = pool.running = 0;
+    pool.job = NULL;
+}
+
+static void do_chunks(Job *job)
+{
+    for (;;) {
+        int64_t begin = atomic_fetch_add(&job->next, job->chunk);
+        if (begin >= job->trips)
+            return;
+        int64_t end = begin + job->chunk < job->trips ? begin + job->chunk : job->trips;
+        job->code(job->pointers, job->scratch, begin, end);
+    }
+}
+
+static void *worker(void *unused)
+{
+    (void)unused;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
+            pthread_cond_wait(&pool.wake, &pool.lock);
+        seen = pool.generation;
+        Job *job = pool.job;
+        pool.seats--;
+        pool.running++;
+        pthread_mutex_unlock(&pool.lock);
+        do_chunks(job);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.running == 0)
+            pthread_cond_signal(&pool.done);
+    }
+    return NULL;
+}
+
+static void grow_pool(int wanted)
+{
+    pthread_attr_t attributes;
+    if (pool.workers >= wanted || pthread_attr_init(&attributes))
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    while (pool.workers < wanted && !pthread_create(&thread, &attributes, worker, NULL))
+        pool.workers++;
+    pthread_attr_destroy(&attributes);
+}
+
+static void run_shared(Stage *stage, void *const *pointers, void *scratch, int threads)
+{
+    if (threads < 2 || stage->trips < 2 || pthread_mutex_trylock(&pool.busy)) {
+        stage->code(pointers, scratch, 0, stage->trips);
+        return;
+    }
+    if (threads > stage->trips)
+        threads = (int)stage->trips;
+    int64_t chunk = stage->trips / (4 * (int64_t)threads);
+    Job job = {stage->code, pointers, scratch, stage->trips, chunk > 0 ? chunk : 1, 0};
+    pthread_mutex_lock(&pool.lock);
+    grow_pool(threads - 1);
+    pool.job = &job;
+    pool.seats = threads - 1;
+    pool.generation++;
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    do_chunks(&job);
+    pthread_mutex_lock(&pool.lock);
+    pool.job = NULL; /* a worker that wakes only now has nothing to join */
+    while (pool.running > 0)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.busy);
+}
+
+/* ---- scratch: leased and given back with the GIL held ---- */
+
+static void *lease(Entry *self)
+{
+    if (self->scratch_bytes == 0)
+        return NULL;
+    if (self->kept > 0)
+        return self->scratch[--self->kept];
+    void *memory = NULL;
+    size_t alignment = self->scratch_bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
+    if (posix_memalign(&memory, alignment, self->scratch_bytes)) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (self->scratch_bytes >= HUGE_PAGE)
+        madvise(memory, self->scratch_bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
+static void give_back(Entry *self, void *memory)
+{
+    if (memory == NULL)
+        return;
+    if (self->kept < KEPT_SCRATCH)
+        self->scratch[self->kept++] = memory;
+    else
+        free(memory);
+}
+
+/* Run all stages over the arguments' addresses; no Python from here on. */
+static void run(Entry *self, void **arguments, void *scratch, int threads)
+{
+    void *known[self->tensor_count + 1];
+    void *table[self->most_operands + 1];
+    for (int i = 0; i < self->tensor_count; i++) {
+        Py_ssize_t offset = self->tensors[i].scratch_offset;
+        known[i] = offset < 0 ? arguments[i] : (char *)scratch + offset;
+    }
+    for (int s = 0; s < self->stage_count; s++) {
+        Stage *stage = &self->stages[s];
+        for (int i = 0; i < stage->count; i++)
+            table[i] = known[stage->tensors[i]];
+        run_shared(stage, table, scratch, threads);
+    }
+}
+
+/* ---- the fast call ---- */
+
+static int fits(const Tensor *tensor, const Py_buffer *view)
+{
+    const char *format = view->format;
+    if (format == NULL)
+        return 0;
+    if (*format == '@' || *format == '=' || *format == '<')
+        format++;
+    if (format[0] != tensor->format || format[1] != '\0' || view->ndim != tensor->ndim)
+        return 0;
+    if (view->suboffsets != NULL || (uintptr_t)view->buf % (uintptr_t)view->itemsize)
+        return 0;
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (view->shape[d] != tensor->shape[d])
+            return 0;
+        if (tensor->shape[d] > 1 && !tensor->empty && view->strides[d] != tensor->strides[d])
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Entry *self = (Entry *)object;
+    int inputs = self->argument_count - 1;
+    if (kwargs == NULL || PyDict_Size(kwargs) != 1 || PyTuple_Size(args) != inputs)
+        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *out = PyDict_GetItemWithError(kwargs, out_name);
+    if (out == NULL) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    Py_buffer views[self->argument_count];
+    void *pointers[self->argument_count];
+    int held = 0, good = 1;
+    while (good && held < self->argument_count) {
+        PyObject *argument = held == 0 ? out : PyTuple_GetItem(args, held - 1);
+        int flags = held == 0 ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
+        if (PyObject_GetBuffer(argument, &views[held], flags)) {
+            PyErr_Clear();
+            good = 0;
+            break;
+        }
+        pointers[held] = views[held].buf;
+        good = fits(&self->tensors[held], &views[held]);
+        held++;
+    }
+    if (good && !self->tensors[0].empty) {
+        char *first = (char *)pointers[0] + self->tensors[0].low;
+        char *last = (char *)pointers[0] + self->tensors[0].high;
+        for (int i = 1; i < self->argument_count; i++) {
+            char *low = (char *)pointers[i] + self->tensors[i].low;
+            char *high = (char *)pointers[i] + self->tensors[i].high;
+            if (!self->tensors[i].empty && low < last && first < high)
+                good = 0;
+        }
+    }
+    void *scratch = NULL;
+    if (good) {
+        scratch = lease(self);
+        if (scratch == NULL && self->scratch_bytes)
+            good = -1;
+    }
+    if (good > 0) {
+        int threads = self->threads;
+        if (self->release_gil) {
+            Py_BEGIN_ALLOW_THREADS
+            run(self, pointers, scratch, threads);
+            Py_END_ALLOW_THREADS
+        } else {
+            run(self, pointers, scratch, threads);
+        }
+        give_back(self, scratch);
+    }
+    while (held-- > 0)
+        PyBuffer_Release(&views[held]);
+    if (good < 0)
+        return NULL;
+    if (good == 0)
+        Py_RETURN_NOTIMPLEMENTED;
+    Py_INCREF(out);
+    return out;
+}
+
+/* ---- calls on addresses that Python has checked ---- */
+
+static int addresses(Entry *self, PyObject *tuple, void **pointers)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != self->argument_count) {
+        PyErr_Format(PyExc_TypeError, "a tuple of %d addresses is needed", self->argument_count);
+        return -1;
+    }
+    for (int i = 0; i < self->argument_count; i++) {
+        pointers[i] = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, i));
+        if (pointers[i] == NULL && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *entry_run_pointers(PyObject *object, PyObject *args)
+{
+    Entry *self = (Entry *)object;
+    PyObject *tuple;
+    int threads = 1;
+    if (!PyArg_ParseTuple(args, "O|i", &tuple, &threads))
+        return NULL;
+    void *pointers[self->argument_count + 1];
+    if (addresses(self, tuple, pointers))
+        return NULL;
+    void *scratch = lease(self);
+    if (scratch == NULL && self->scratch_bytes)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    run(self, pointers, scratch, threads);
+    Py_END_ALLOW_THREADS
+    give_back(self, scratch);
+    Py_RETURN_NONE;
+}
+
+static PyObject *entry_seconds(PyObject *object, PyObject *args)
+{
+    Entry *self = (Entry *)object;
+    PyObject *list;
+    Py_ssize_t calls;
+    int threads = 1;
+    if (!PyArg_ParseTuple(args, "O!n|i", &PyList_Type, &list, &calls, &threads))
+        return NULL;
+    Py_ssize_t sets = PyList_Size(list);
+    if (sets < 1) {
+        PyErr_SetString(PyExc_ValueError, "at least one set of addresses is needed");
+        return NULL;
+    }
+    size_t width = (size_t)self->argument_count;
+    void **pointers = malloc((size_t)sets * (width + 1) * sizeof(void *));
+    if (pointers == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t s = 0; s < sets; s++) {
+        if (addresses(self, PyList_GetItem(list, s), pointers + (size_t)s * width)) {
+            free(pointers);
+            return NULL;
+        }
+    }
+    void *scratch = lease(self);
+    if (scratch == NULL && self->scratch_bytes) {
+        free(pointers);
+        return NULL;
+    }
+    struct timespec start, stop;
+    Py_BEGIN_ALLOW_THREADS
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (Py_ssize_t call = 0, set = 0; call < calls; call++) {
+        run(self, pointers + (size_t)set * width, scratch, threads);
+        set = set + 1 == sets ? 0 : set + 1;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &stop);
+    Py_END_ALLOW_THREADS
+    give_back(self, scratch);
+    free(pointers);
+    double seconds = (double)(stop.tv_sec - start.tv_sec) + 1e-9 * (double)(stop.tv_nsec - start.tv_nsec);
+    return PyFloat_FromDouble(seconds);
+}
+
+/* ---- construction ---- */
+
+static int fill_numbers(PyObject *tuple, Py_ssize_t *numbers, Py_ssize_t count)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "a tuple of %zd numbers is needed", count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsSsize_t(PyTuple_GetItem(tuple, i));
+        if (numbers[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static int fill_tensor(Tensor *tensor, PyObject *item)
+{
+    const char *format;
+    PyObject *shape, *strides;
+    if (!PyArg_ParseTuple(item, "sO!O!n", &format, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
+                          &tensor->scratch_offset))
+        return -1;
+    Py_ssize_t ndim = PyTuple_Size(shape);
+    if (ndim > MAX_DIMS) {
+        PyErr_Format(PyExc_ValueError, "%zd dimensions; at most %d are supported", ndim, MAX_DIMS);
+        return -1;
+    }
+    if (fill_numbers(shape, tensor->shape, ndim) || fill_numbers(strides, tensor->strides, ndim))
+        return -1;
+    tensor->format = *format;
+    tensor->ndim = (int)ndim;
+    tensor->low = 0;
+    tensor->high = *format == 'd' ? 8 : 4;
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (tensor->shape[d] == 0)
+            tensor->empty = 1;
+        Py_ssize_t reach = (tensor->shape[d] - 1) * tensor->strides[d];
+        if (reach < 0)
+            tensor->low += reach;
+        else
+            tensor->high += reach;
+    }
+    return 0;
+}
+
+static int fill_stage(Stage *stage, PyObject *item, int tensor_count)
+{
+    PyObject *address, *tensors;
+    Py_ssize_t trips;
+    if (!PyArg_ParseTuple(item, "OO!n", &address, &PyTuple_Type, &tensors, &trips))
+        return -1;
+    void *code = PyLong_AsVoidPtr(address);
+    if (code == NULL && PyErr_Occurred())
+        return -1;
+    Py_ssize_t count = PyTuple_Size(tensors);
+    stage->tensors = calloc((size_t)count + 1, sizeof(int));
+    if (stage->tensors == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long number = PyLong_AsLong(PyTuple_GetItem(tensors, i));
+        if (number < 0 || number >= tensor_count) {
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_ValueError, "a stage names tensor %ld of %d", number, tensor_count);
+            return -1;
+        }
+        stage->tensors[i] = (int)number;
+    }
+    memcpy(&stage->code, &code, sizeof code);
+    stage->count = (int)count;
+    stage->trips = trips;
+    return 0;
+}
+
+static void entry_dealloc(PyObject *object)
+{
+    Entry *self = (Entry *)object;
+    for (int i = 0; self->stages != NULL && i < self->stage_count; i++)
+        free(self->stages[i].tensors);
+    free(self->stages);
+    free(self->tensors);
+    while (self->kept > 0)
+        free(self->scratch[--self->kept]);
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *stages, *tensors, *name;
+    Py_ssize_t scratch_bytes;
+    int release_gil;
+    static char *names[] = {"stages", "tensors", "scratch_bytes", "release_gil", "name", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!npO", names, &PyTuple_Type, &stages,
+                                     &PyTuple_Type, &tensors, &scratch_bytes, &release_gil, &name))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Entry *self = (Entry *)allocate(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->threads = 1;
+    self->release_gil = release_gil;
+    self->scratch_bytes = (size_t)((scratch_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    self->stages = calloc((size_t)PyTuple_Size(stages) + 1, sizeof(Stage));
+    self->tensors = calloc((size_t)PyTuple_Size(tensors) + 1, sizeof(Tensor));
+    if (self->stages == NULL || self->tensors == NULL) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    self->tensor_count = (int)PyTuple_Size(tensors);
+    for (int i = 0; i < self->tensor_count; i++) {
+        if (fill_tensor(&self->tensors[i], PyTuple_GetItem(tensors, i)))
+            goto fail;
+        if (self->tensors[i].scratch_offset < 0)
+            self->argument_count++;
+    }
+    for (int i = 0; i < (int)PyTuple_Size(stages); i++) {
+        self->stage_count = i + 1;
+        if (fill_stage(&self->stages[i], PyTuple_GetItem(stages, i), self->tensor_count))
+            goto fail;
+        if (self->stages[i].count > self->most_operands)
+            self->most_operands = self->stages[i].count;
+    }
+    return (PyObject *)self;
+fail:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyObject *get_threads(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(((Entry *)object)->threads);
+}
+
+static int set_threads(PyObject *object, PyObject *value, void *unused)
+{
+    (void)unused;
+    long threads = value == NULL ? -1 : PyLong_AsLong(value);
+    if (threads < 1 || threads > 4096) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "threads: 1 to 4096 would do");
+        return -1;
+    }
+    ((Entry *)object)->threads = (int)threads;
+    return 0;
+}
+
+static PyMethodDef entry_methods[] = {
+    {"run_pointers", entry_run_pointers, METH_VARARGS,
+     "run_pointers(addresses, threads=1): run on the addresses of output and inputs."},
+    {"seconds", entry_seconds, METH_VARARGS,
+     "seconds(sets, calls, threads=1): seconds for so many calls, in turn over sets of addresses."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef entry_getset[] = {
+    {"threads", get_threads, set_threads, "Threads that a call uses.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot entry_slots[] = {
+    {Py_tp_doc, "Entry(stages, tensors, scratch_bytes, release_gil, name): see the file's head."},
+    {Py_tp_new, entry_new},
+    {Py_tp_dealloc, entry_dealloc},
+    {Py_tp_call, entry_call},
+    {Py_tp_methods, entry_methods},
+    {Py_tp_getset, entry_getset},
+    {0, NULL},
+};
+
+static PyType_Spec entry_spec = {
+    .name = "looptune.runtime._native.Entry",
+    .basicsize = sizeof(Entry),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = entry_slots,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_native", "Calls to generated code.", -1, NULL, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *self = PyModule_Create(&module);
+    PyObject *type = self == NULL ? NULL : PyType_FromSpec(&entry_spec);
+    out_name = PyUnicode_InternFromString("out");
+    if (type == NULL || out_name == NULL || PyModule_AddObjectRef(self, "Entry", type)) {
+        Py_XDECREF(type);
+        Py_XDECREF(self);
+        return NULL;
+    }
+    Py_DECREF(type);
+    pthread_atfork(NULL, NULL, forget_pool);
+    return self;
+}
