@@ -142,8 +142,13 @@ def check(kernel: Kernel, seed: int = 0) -> None:
     if plan.accumulates:
         given[plan.output.name] = arrays[plan.output.name].copy()
         out = arrays[plan.output.name]
-    kernel(*inputs, out=out)
+    run_kernel(kernel, inputs, out)
     verify_result(plan, given, out, seed=seed)
+
+
+def run_kernel(kernel: Kernel, inputs: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Call the kernel as users do."""
+    kernel(*inputs, out=out)
 
 
 def strategy_named(name: str) -> Strategy:

@@ -24,12 +24,14 @@ from pathlib import Path
 
 import numpy as np
 from features import features
-from harness import Call, interpreted, native, run_poisoned
+from harness import Call, interpreted, native, run_once, run_poisoned, values
 from random_nests import Case, random_case, random_chunks
 from tqdm import tqdm
 
 from looptune.errors import LoweringError
 from looptune.host import runs
+from looptune.interpret import Chunks
+from looptune.ir import plan_of
 from looptune.legalize import legalize
 from looptune.lower import lower
 from looptune.program import Program, walk
@@ -88,10 +90,30 @@ def check_case(seed: int, target: Target, interpret_too: bool) -> list[str]:
     if interpret_too:
         results += [run(case, interpreted(each, chunks)) for each in (programs, raw)]
         tags.append(f"interpreter {target.name}")
+    if programs[-1].trips > 1 and not case.nest.accumulate:
+        make = native if runs(target) else interpreted
+        check_shares(case, partial(make, programs))
     if case.exact:
         same = all(np.array_equal(results[0], other, equal_nan=True) for other in results)
         assert same, "machine code and interpreter differ on exact numbers"
     return tags
+
+
+def check_shares(case: Case, make: Callable[[Chunks], Call]) -> None:
+    """Pieces of the parallel loop write different elements, since threads run them at once."""
+    tensors = plan_of(case.nest).tensors
+    rng = np.random.default_rng(case.seed)
+    data = [np.full(tensors[0].shape, np.nan), *(values(t, rng, True) for t in tensors[1:])]
+    writes = np.zeros(tensors[0].shape, int)
+    for part in range(3):
+        call = make(partial(third, part))
+        writes += ~np.isnan(run_once(tensors, data, call, end=True))
+    assert writes.max(initial=0) <= 1, "two pieces of the parallel loop write one element"
+
+
+def third(part: int, trips: int) -> list[tuple[int, int]]:
+    """A third of the iterations of a loop, all of them where there is no loop to share."""
+    return [(part * trips // 3, (part + 1) * trips // 3)] if trips > 1 else [(0, 1)]
 
 
 def run(case: Case, call: Call) -> np.ndarray:
@@ -198,6 +220,16 @@ def campaign(
                     lane.process.kill()
             lanes = [lane for lane in lanes if lane.seeds]
     return total
+
+
+def stop_at_failure(seeds: range) -> None:
+    """Run seeds in this process on all targets; exits with the first failure, if there is one."""
+    for seed in seeds:
+        for name in sorted(TARGETS):
+            try:
+                check_case(seed, TARGETS[name], interpret_too=seed % 16 == 0)
+            except Exception as error:
+                sys.exit(f"seed {seed} on {name}: {type(error).__name__}: {error}")
 
 
 def table(report: Report) -> str:

@@ -549,6 +549,77 @@ static PyType_Spec entry_spec = {
     .slots = entry_slots,
 };
 
+/* ---- what kernels inherit: a call that enters Python only when it must ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *entry; /* an Entry, or NULL */
+} Caller;
+
+static PyObject *caller_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Caller *self = (Caller *)object;
+    if (self->entry != NULL) {
+        PyObject *result = entry_call(self->entry, args, kwargs);
+        if (result != Py_NotImplemented)
+            return result;
+        Py_DECREF(result);
+    }
+    PyObject *checked = PyObject_GetAttrString(object, "checked");
+    if (checked == NULL)
+        return NULL;
+    PyObject *result = PyObject_Call(checked, args, kwargs);
+    Py_DECREF(checked);
+    return result;
+}
+
+static PyObject *caller_bind(PyObject *object, PyObject *entry)
+{
+    Caller *self = (Caller *)object;
+    PyObject *type = PyObject_GetAttrString(PyImport_AddModule("looptune.runtime._native"), "Entry");
+    int good = type == NULL ? -1 : PyObject_IsInstance(entry, type);
+    Py_XDECREF(type);
+    if (good < 0)
+        return NULL;
+    if (!good) {
+        PyErr_SetString(PyExc_TypeError, "bind takes an Entry");
+        return NULL;
+    }
+    Py_INCREF(entry);
+    Py_XDECREF(self->entry);
+    self->entry = entry;
+    Py_RETURN_NONE;
+}
+
+static void caller_dealloc(PyObject *object)
+{
+    Py_XDECREF(((Caller *)object)->entry);
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef caller_methods[] = {
+    {"bind", caller_bind, METH_O, "bind(entry): calls go to this Entry first, then to checked()."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot caller_slots[] = {
+    {Py_tp_doc, "A base class whose instances are called through an Entry."},
+    {Py_tp_dealloc, caller_dealloc},
+    {Py_tp_call, caller_call},
+    {Py_tp_methods, caller_methods},
+    {0, NULL},
+};
+
+static PyType_Spec caller_spec = {
+    .name = "looptune.runtime._native.Caller",
+    .basicsize = sizeof(Caller),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = caller_slots,
+};
+
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_native", "Calls to generated code.", -1, NULL, NULL, NULL, NULL, NULL,
 };
@@ -556,14 +627,18 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *self = PyModule_Create(&module);
-    PyObject *type = self == NULL ? NULL : PyType_FromSpec(&entry_spec);
+    PyObject *entry = self == NULL ? NULL : PyType_FromSpec(&entry_spec);
+    PyObject *caller = self == NULL ? NULL : PyType_FromSpec(&caller_spec);
     out_name = PyUnicode_InternFromString("out");
-    if (type == NULL || out_name == NULL || PyModule_AddObjectRef(self, "Entry", type)) {
-        Py_XDECREF(type);
+    int good = entry != NULL && caller != NULL && out_name != NULL;
+    good = good && !PyModule_AddObjectRef(self, "Entry", entry);
+    good = good && !PyModule_AddObjectRef(self, "Caller", caller);
+    Py_XDECREF(entry);
+    Py_XDECREF(caller);
+    if (!good) {
         Py_XDECREF(self);
         return NULL;
     }
-    Py_DECREF(type);
     pthread_atfork(NULL, NULL, forget_pool);
     return self;
 }

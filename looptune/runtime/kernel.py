@@ -13,6 +13,7 @@ from looptune.host import runs
 from looptune.ir import Plan
 from looptune.program import Program
 from looptune.runtime.call import (
+    CtypesEntry,
     Step,
     as_array,
     check_argument,
@@ -21,6 +22,7 @@ from looptune.runtime.call import (
     layout_of,
     like,
     make_entry,
+    native,
 )
 from looptune.runtime.memory import install
 from looptune.schedule import Action, Schedule
@@ -41,7 +43,11 @@ class Stage:
     trips: int
 
 
-class Kernel:
+# The extension's Caller goes through its Entry and comes to `checked` for what is unusual.
+Base: Any = object if native is None else native.Caller
+
+
+class Kernel(Base):  # type: ignore[misc]
     """`kernel(*inputs, out=None)` computes the plan; safe to share between threads.
 
     Inputs come in the plan's order, with the dtype, shape and strides it was made for: NumPy
@@ -74,7 +80,6 @@ class Kernel:
         self.report: Any = None
         self.runnable = runs(target)
         self.entry: Any = None
-        self.fast: Any = None
         if self.runnable:
             self.load(native)
 
@@ -85,7 +90,8 @@ class Kernel:
         layout = layout_of(self.plan, max((s.scratch_bytes for s in self.stages), default=0))
         self.entry = make_entry(self.plan, steps, layout, native)
         self.entry.threads = self.threads
-        self.fast = self.entry if callable(self.entry) else None
+        if not isinstance(self.entry, CtypesEntry):
+            self.bind(self.entry)
 
     def with_path(self, *, native: bool) -> Kernel:
         """The same kernel, called through the C extension or not."""
@@ -94,16 +100,12 @@ class Kernel:
             threads=self.threads, native=native,
         )  # fmt: skip
 
-    def __call__(self, *inputs: object, out: object = None) -> object:
-        """Compute the plan."""
-        if out is not None and self.fast is not None:
-            result = self.fast(*inputs, out=out)
+    def checked(self, *inputs: object, out: object = None) -> object:
+        """Compute the plan; arguments the fast path does not take are checked one by one."""
+        if out is not None and isinstance(self.entry, CtypesEntry):
+            result = self.entry(*inputs, out=out)
             if result is not NotImplemented:
                 return result
-        return self.checked_call(inputs, out)
-
-    def checked_call(self, inputs: Sequence[object], out: object) -> object:
-        """The call with every check in Python."""
         if len(inputs) != len(self.plan.inputs):
             names = [tensor.name for tensor in self.plan.inputs]
             raise ArgumentTypeError(
@@ -134,6 +136,9 @@ class Kernel:
         check_argument(self.plan.output, out, "out")
         check_out(out, inputs, names)
         return (out.ctypes.data, *(array.ctypes.data for array in inputs))
+
+    if native is None:
+        __call__ = checked
 
     @property
     def schedule(self) -> Schedule:
