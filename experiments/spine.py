@@ -1,6 +1,6 @@
 """Untuned nests, code generation time, import time and call overhead, in one run each.
 
-    python -m experiments.spine --output experiments/results/spine-avx512.json
+python -m experiments.spine --output experiments/results/spine-avx512.json
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -60,7 +61,7 @@ def untuned(target: Target) -> dict[str, object]:
 
 def codegen(target: Target, repeats: int = 7) -> dict[str, object]:
     """Milliseconds to lower, legalize and encode, warm; and to choose the default schedule."""
-    found: dict[str, list[dict[str, float]]] = {"matmul": [], "conv": []}
+    found: dict[str, list[dict[str, Any]]] = {"matmul": [], "conv": []}
     suites = (*load("looptune-test"), *load("core"))
     for workload in tqdm(suites, desc="codegen", disable=None):
         kind = "conv" if "conv" in workload.kind else workload.kind

@@ -121,10 +121,10 @@ MUTANTS = (
         "Dim(size, stride, unit[d], max(0, first - low - 1))",
     ),
     Mutant(
-        "a mask is thought to survive a branch",
+        "a mask is one lane short",
         "legalize.py",
-        "out.append(legal_control(op, machine))\n                held = NO_MASK",
-        "out.append(legal_control(op, machine))",
+        "yield LoadMask(machine.reserved, op.lanes)",
+        "yield LoadMask(machine.reserved, op.lanes - 1)",
     ),
     Mutant(
         "lanes of a partial store stay in place",

@@ -105,7 +105,7 @@ def test_refused_executable_memory_names_the_policy(monkeypatch):
         raise PermissionError("not here")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    with pytest.raises(ExecutableMemoryError, match="not here.*policy such as SELinux"):
+    with pytest.raises(ExecutableMemoryError, match=r"not here.*policy such as SELinux"):
         memory.Arena(4096)
 
 

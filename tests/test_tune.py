@@ -106,7 +106,9 @@ def test_wrong_kernels_are_never_returned(monkeypatch):
             kernel(*inputs, out=out)
             out[-1] = 0
 
-        monkeypatch.setattr(tune, "run_kernel", lambda _, inputs, out: skips_the_last_row(*inputs, out=out))
+        monkeypatch.setattr(
+            tune, "run_kernel", lambda _, inputs, out: skips_the_last_row(*inputs, out=out)
+        )
         return kernel
 
     monkeypatch.setattr(tune, "build", broken)

@@ -1,0 +1,210 @@
+"""The command line: text, JSON, files and exit codes; benches on suites of one workload."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from looptune import bench, cli, measure
+from looptune.host import host_isas, host_target
+from looptune.measure import Samples, interleave, python_sampler, ratio
+from looptune.runtime.call import call_path
+from looptune.target import TARGETS
+from looptune.workloads.suites import load
+
+pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Take two short samples of everything: these tests are about the form, not the figures."""
+    real = measure.interleave
+
+    def short(contenders, *, rounds=2, seconds=0.0):
+        return real(contenders, rounds=2, seconds=0.002)
+
+    for module in (measure, bench, cli):
+        monkeypatch.setattr(module, "interleave", short)
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = cli.main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_optimize_prints_what_the_readme_promises(capsys):
+    code, out, _ = run(capsys, "optimize", "matmul", "32", "32", "32")
+    assert code == 0
+    for word in ("for n", "verified: yes", "GFLOPS", "x NumPy", call_path()):
+        assert word in out
+
+
+def test_optimize_json(capsys, tmp_path):
+    path = tmp_path / "result.json"
+    words = "optimize einsum ij,jk,kl->il i=4 j=5 k=6 l=7 --json --output".split()
+    code, out, _ = run(capsys, *words, str(path))
+    result = json.loads(out)
+    assert code == 0
+    assert result["schema"] == 1
+    assert result["verified"] is True
+    assert len(result["actions"]) == 2
+    assert json.loads(path.read_text()) == result
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "matmul 8 9 10 --trans-a --trans-b --dtype float64",
+        "matmul 8 9 10 --batch 3",
+        "gemv 8 10",
+        "conv2d 1 4 8 8 6 3 3 --stride 2 --padding 1 0 --groups 2",
+        "conv2d 1 4 8 8 6 3 3 --layout NHWC --dilation 2",
+        "matmul 0 4 4",
+    ],
+)
+def test_every_workload_of_the_command_line(capsys, words):
+    code, out, _ = run(capsys, "optimize", *words.split())
+    assert code == 0
+    assert "verified: yes" in out
+
+
+@pytest.mark.parametrize("what", cli.SHOWN)
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_show_any_target_on_any_machine(capsys, what, target):
+    words = ["show", "matmul", "8", "20", "4", "--what", what, "--target", target]
+    code, out, _ = run(capsys, *words)
+    marks = {
+        "tree": "for",
+        "program": f"program {target}",
+        "asm": "vfmadd",
+        "explain": "register tile",
+    }
+    assert code == 0
+    assert marks[what] in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("optimize einsum ij,jk i=2 j=3", "label 'k' has no size"),
+        ("optimize einsum ij i2", "'i2' is no label=size"),
+        ("optimize matmul 2 2 2 --strategy magic", "strategy 'magic' is none of"),
+        ("bench --suite resnet51", "no suite 'resnet51'; near it"),
+        ("bench --against numpy,mkl", "--against 'mkl' is none of"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(capsys, words, message):
+    code, out, err = run(capsys, *words.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_other_errors_exit_1(capsys, monkeypatch):
+    monkeypatch.setattr("looptune.host.host_isas", lambda cpuinfo=None: ())
+    code, _, err = run(capsys, "peak")
+    assert code == 1
+    assert "no supported instruction set" in err
+
+
+def test_doctor_names_the_call_path(capsys):
+    code, out, _ = run(capsys, "doctor", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["call_path"] == call_path()
+    assert result["default_target"] == host_target().name
+
+
+def test_peak_is_positive(capsys):
+    code, out, _ = run(capsys, "peak", "--json")
+    assert code == 0
+    assert min(json.loads(out)["gflops"].values()) > 1
+
+
+@pytest.fixture
+def suite(tmp_path):
+    ids = {"looptune-mm-test/mm64_240_64", "mttkrp/mode1_3d_n20_r10", "ansor/SFM.0",
+           "onednn-tails/tails_conv:24"}  # fmt: skip
+    records = [dict(w.record) for w in (*load("core"), *load("looptune-test")) if w.id in ids]
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps([record for record in {r["id"]: r for r in records}.values()]))
+    return path
+
+
+def test_bench_writes_the_form_that_others_read(capsys, suite, tmp_path):
+    path = tmp_path / "bench.json"
+    words = ["bench", "--suite", str(suite), "--json", "--output", str(path)]
+    code, out, _ = run(capsys, *words)
+    result = json.loads(out)
+    assert code == 0
+    assert json.loads(path.read_text()) == result
+    assert result["schema"] == 1
+    assert result["machine"]["call_path"] == call_path()
+    assert len(result["rows"]) == 3
+    assert [item["id"] for item in result["skipped"]] == ["ansor/SFM.0"]
+    for row in result["rows"]:
+        assert row["correct"]
+        for field in ("gflops", "fraction_of_peak", "codegen_s", "tune_s"):
+            assert row[field] > 0
+    matmul = next(row for row in result["rows"] if row["kind"] == "matmul")
+    assert matmul["peers"]["numpy"]["gflops"] > 0
+    assert result["geomean"]["vs"]["numpy"] > 0
+
+
+def test_bench_prints_a_table_and_fails_on_a_wrong_result(capsys, suite, monkeypatch):
+    code, out, _ = run(capsys, "bench", "--suite", str(suite))
+    assert code == 0
+    assert "geometric mean:" in out
+    assert "not supported: ansor/SFM.0" in out
+
+    def refuse(*_: object) -> None:
+        raise bench.VerificationError("element [0] is wrong")
+
+    monkeypatch.setattr(bench, "verify", refuse)
+    code, out, _ = run(capsys, "bench", "--suite", str(suite))
+    assert code == 1
+    assert "WRONG: element [0] is wrong" in out
+
+
+def test_bench_against_torch(capsys, suite):
+    pytest.importorskip("torch")
+    words = ["bench", "--suite", str(suite), "--against", "numpy,torch", "--json"]
+    code, out, _ = run(capsys, *words)
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    assert all("torch" in row["peers"] for row in rows)
+
+
+class Clock:
+    """A clock that each call of a contender moves by its cost."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def costs(self, seconds: float):
+        def call() -> None:
+            self.now += seconds
+
+        return python_sampler(call, self)
+
+
+def test_interleaving_takes_ratios_within_rounds():
+    clock = Clock()
+    found = interleave(
+        {"fast": clock.costs(1e-3), "slow": clock.costs(3e-3)}, rounds=5, seconds=0.5
+    )
+    assert [len(samples.seconds) for samples in found.values()] == [5, 5]
+    assert ratio(found["slow"], found["fast"]) == pytest.approx(3)
+    assert found["fast"].spread == pytest.approx(0)
+
+
+def test_ratios_cancel_drift_that_medians_would_not():
+    ours = Samples((1.0, 2.0, 4.0))
+    theirs = Samples((2.0, 4.0, 8.0))
+    assert ratio(theirs, ours) == 2
+    assert ours.spread == pytest.approx(0.75)
