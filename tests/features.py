@@ -22,6 +22,8 @@ def features(case: Case, target: Target) -> Iterator[str]:
         yield from operand_features(nest, op, "output" if number == 0 else "input")
     yield from schedule_features(schedule)
     yield "schedule " + ("default" if case.default else "random")
+    if case.nan:
+        yield "numbers with a NaN"
     yield "numbers " + ("exact integers" if case.exact else "normal")
     if nest.points:
         yield from form_features(schedule, target)

@@ -84,16 +84,31 @@ def values(tensor: Tensor, rng: np.random.Generator, exact: bool) -> np.ndarray:
     return np.broadcast_to(np.asarray(drawn).astype(tensor.dtype), tensor.shape)
 
 
+def with_nan(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The array with a NaN somewhere: it must reach the elements it belongs to and no other."""
+    found = array.copy()
+    if found.size:
+        found.flat[rng.integers(found.size)] = np.nan
+    return found
+
+
 def run_poisoned(
-    problem: Plan | Nest, call: Call, rng: np.random.Generator, exact: bool = False
+    problem: Plan | Nest,
+    call: Call,
+    rng: np.random.Generator,
+    exact: bool = False,
+    nan: bool = False,
 ) -> np.ndarray:
     """Call a kernel on poisoned, guarded operands, output first, and check all it did.
 
-    Returns the output. With `exact` the result must equal the reference, else lie in its bound.
+    Returns the output. With `exact` the result must equal the reference, else lie in its bound;
+    with `nan` the last input holds a NaN (unless elements share memory there).
     """
     plan = plan_of(problem) if isinstance(problem, Nest) else problem
     tensors = (plan.output, *plan.inputs)
     data = [values(tensor, rng, exact) for tensor in tensors]
+    if nan and 0 not in data[-1].strides:
+        data[-1] = with_nan(data[-1], rng)
     if not plan.accumulates:
         data[0] = np.full(plan.output.shape, np.nan, plan.dtype)
     ends, starts = (run_once(tensors, data, call, end) for end in (True, False))

@@ -169,6 +169,12 @@ MUTANTS = (
         "Immediate(lane << 5)",
     ),
     Mutant(
+        "a maximum mends the wrong NaN",
+        "backends/x86_vector.py",
+        "unordered + self.put(op.kind, dst, b, a) + mend",
+        "unordered + self.put(op.kind, dst, a, b) + mend",
+    ),
+    Mutant(
         "a blend keeps one lane too few",
         "backends/x86_vector.py",
         "(1 << self.lanes) - (1 << op.lanes)",

@@ -118,7 +118,8 @@ def third(part: int, trips: int) -> list[tuple[int, int]]:
 
 def run(case: Case, call: Call) -> np.ndarray:
     """Run a case's kernel on the numbers of its seed."""
-    return run_poisoned(case.nest, call, np.random.default_rng(case.seed), case.exact)
+    rng = np.random.default_rng(case.seed)
+    return run_poisoned(case.nest, call, rng, case.exact, nan=case.nan)
 
 
 def operations(programs: Sequence[Program]) -> set[str]:

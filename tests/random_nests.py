@@ -30,13 +30,14 @@ Index = tuple[tuple[int, ...], int, int, bool]  # coefficients, lowest and highe
 
 @dataclass(frozen=True)
 class Case:
-    """A problem; whether its schedule is the default one and its numbers small integers."""
+    """A problem; whether its schedule is the default one, its numbers small integers, one NaN."""
 
     seed: int
     nest: Nest
     schedule: Schedule
     default: bool
     exact: bool
+    nan: bool
 
 
 def chance(rng: Rng, probability: float) -> bool:
@@ -49,7 +50,7 @@ def random_case(seed: int, target: Target) -> Case:
     nest = random_nest(rng)
     exact, default = chance(rng, 0.5), chance(rng, 0.1)
     schedule = default_schedule(nest, target) if default else random_schedule(nest, rng)
-    return Case(seed, nest, schedule, default, exact)
+    return Case(seed, nest, schedule, default, exact, chance(rng, 0.2))
 
 
 def random_nest(rng: Rng) -> Nest:
@@ -92,7 +93,7 @@ def random_axes(rng: Rng) -> tuple[Axis, ...]:
         extent = int(rng.choice([n for n in EXTENTS if n * points <= MAX_POINTS]))
         points *= extent
         axes.append(Axis("ijklmnop"[number], extent, reduction))
-    rng.shuffle(axes)  # type: ignore[arg-type]
+    rng.shuffle(axes)
     if axes and chance(rng, 0.03):
         at = int(rng.integers(len(axes)))
         axes[at] = Axis(axes[at].name, 0, axes[at].reduction)

@@ -75,7 +75,7 @@ def result(*ops: Op, register: int = 2) -> list[float]:
     """What a vector register holds after reading A and B to registers 0 and 1."""
     out = np.zeros(8, np.float32)
     interpret(program(*READ, *ops, Store(register, 0, 0, 8, 9)), [out, A, B])
-    return out.tolist()  # type: ignore[no-any-return]
+    return out.tolist()
 
 
 def counted(*ops: Op) -> float:
@@ -87,7 +87,7 @@ def counted(*ops: Op) -> float:
 
 
 ONCE = Fma(3, 4, 4)
-LANES = [1, 2, 3, 4, 5, 6, 7, 8]
+LANES = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 VECTORS: list[tuple[Op, list[float]]] = [
     (Const(2, 1.5), [1.5] * 8),
     (Move(2, 0), LANES),

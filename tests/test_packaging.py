@@ -42,8 +42,10 @@ def stage_of(path: Path) -> str:
 
 
 def eager(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports that run when the module does; those inside functions are lazy."""
+    """Imports that run when the module does; those in functions and for types alone do not."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
         elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from multiprocessing.connection import Connection
 
 import numpy as np
 import property_run
 import pytest
-from harness import GAP, compiled, pages, place, run_poisoned
+from harness import GAP, Call, compiled, pages, place, run_poisoned
 from property_run import campaign, check_case, main
 from random_nests import random_case, random_chunks, random_nest
 from test_lower import nest_of
@@ -103,7 +104,7 @@ def stray(arrays: list[np.ndarray]) -> None:
         (stray, "bytes outside the output were written"),
     ],
 )
-def test_harness_catches(kernel: property_run.Call, message: str) -> None:
+def test_harness_catches(kernel: Call, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run_poisoned(MATMUL, kernel, np.random.default_rng(0), exact=True)
 
@@ -130,7 +131,7 @@ def crash(seed: int, *_: object) -> property_run.Report:
     return property_run.Report(cases=1)
 
 
-def crashing_worker(link: property_run.Connection, seeds: range, *_: object) -> None:
+def crashing_worker(link: Connection, seeds: range, *_: object) -> None:
     for seed in seeds:
         link.send(crash(seed))
 

@@ -133,20 +133,32 @@ class Vectors:
         if wide == "XMM" and letter == "D":
             self.names["splat"] = PAIR_SPLAT
         self.first = getattr(Register, wide + "0")
-        self.far = 128 * vector_bytes if self.evex else 128
         self.codes: dict[type, dict[object, bytes]] = {kind: {} for kind in ENCODED}
         self.heads: dict[type, dict[object, bytes]] = {kind: {} for kind in get_args(AtOffset)}
 
     def missing(self, op: VectorOp | MachineOp) -> bytes:
         """Bytes of an operation that is not in `codes`."""
         kind = type(op)
-        if kind in self.heads and op.offset >= self.far:  # type: ignore[union-attr]
+        if kind in self.heads and self.is_far(op):  # type: ignore[arg-type]
             return self.at_far_offset(op)  # type: ignore[arg-type]
         known = self.codes[kind]
         if len(known) >= MANY_CODES:
             known.clear()
         known[op] = code = self.encode(op)
         return code
+
+    def is_far(self, op: AtOffset) -> bool:
+        """Whether the displacement takes four bytes: EVEX has one byte in units of the access."""
+        if not self.evex:
+            return op.offset >= 128
+        match op:
+            case Splat() | FmaSplat():
+                unit = self.item
+            case Load(lanes=lanes) | Store(lanes=lanes) if lanes & (lanes - 1) == 0:
+                unit = lanes * self.item
+            case _:
+                unit = self.lanes * self.item
+        return op.offset >= 128 * unit or op.offset % unit != 0
 
     def at_far_offset(self, op: AtOffset) -> bytes:
         """Bytes of an operation whose displacement takes the last four of them."""
