@@ -7,7 +7,6 @@ the step that brings the feature they are about.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
