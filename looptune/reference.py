@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import EllipsisType
 
 import numpy as np
 
-from looptune.errors import VerificationError
-from looptune.ir import IDENTITY, Nest, Operand, Plan, plan_of
+from looptune.errors import ArgumentError, VerificationError
+from looptune.ir import IDENTITY, Nest, Operand, Plan, Reduction, plan_of
 
 Arrays = Mapping[str, np.ndarray]
 WHOLE_POINTS = 1 << 30  # multiply-adds that BLAS does in a fraction of a second
@@ -95,24 +96,50 @@ def combine(nest: Nest, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return result
 
 
+def written(nest: Nest, output: np.ndarray) -> np.ndarray:
+    """The elements that the nest writes, as a writable view over its spatial axes."""
+    shape = [nest.axes[a].extent for a in nest.spatial]
+    if 0 in shape:
+        return np.empty(shape)
+    strides = [
+        sum(d.coefficients[a] * s for d, s in zip(nest.output.dims, output.strides, strict=True))
+        for a in nest.spatial
+    ]
+    # The ellipsis keeps a result of no dimensions a view.
+    start: tuple[slice | EllipsisType, ...] = (
+        *(slice(dim.offset, None) for dim in nest.output.dims),
+        ...,
+    )
+    return np.lib.stride_tricks.as_strided(output[start], shape, strides)
+
+
 def write(nest: Nest, output: np.ndarray, values: np.ndarray) -> None:
     """Put values over the spatial axes where the nest's output access says."""
-    if values.size == 0:
-        return
-    index = []
-    for dim in nest.output.dims:
-        position = np.full([1] * len(nest.spatial), dim.offset)
-        for place, axis in enumerate(nest.spatial):
-            steps = [1] * len(nest.spatial)
-            steps[place] = -1
-            position = position + dim.coefficients[axis] * np.arange(
-                nest.axes[axis].extent
-            ).reshape(steps)
-        index.append(position)
-    where = tuple(np.broadcast_arrays(*index)) if index else ()
-    if nest.accumulate:
-        values = combine(nest, output[where], values.reshape(np.shape(output[where])))
-    output[where] = values.reshape(np.shape(output[where]))
+    target = written(nest, output)
+    target[...] = combine(nest, target, values) if nest.accumulate else values
+
+
+def float64_arrays(plan: Plan, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Float64 inputs, and the output to start from: the old one, copied, if it is read, else NaN.
+
+    Raises `ArgumentError` for an array that is missing or of another shape.
+    """
+    known = {}
+    for tensor in (plan.output, *plan.inputs) if plan.accumulates else plan.inputs:
+        if tensor.name not in arrays:
+            raise ArgumentError(f"no array for {tensor.name}; there are {sorted(arrays)}")
+        array = np.asarray(arrays[tensor.name])
+        check_shape(tensor.name, array, tensor.shape)
+        known[tensor.name] = array.astype(np.float64, copy=tensor is plan.output)
+    if not plan.accumulates:
+        known[plan.output.name] = np.full(plan.output.shape, np.nan)
+    return known
+
+
+def check_shape(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise `ArgumentError` unless the array has this shape."""
+    if array.shape != shape:
+        raise ArgumentError(f"{name} has shape {array.shape}; the plan has {shape}")
 
 
 def reference(problem: Plan | Nest, arrays: Arrays) -> np.ndarray:
@@ -121,31 +148,45 @@ def reference(problem: Plan | Nest, arrays: Arrays) -> np.ndarray:
     Elements that no nest writes are NaN (or the old ones).
     """
     plan = plan_of(problem) if isinstance(problem, Nest) else problem
-    known = {t.name: np.asarray(arrays[t.name], np.float64) for t in plan.inputs}
-    for tensor in (plan.output, *plan.temporaries):
-        if tensor.name == plan.output.name and plan.accumulates:
-            known[tensor.name] = np.array(arrays[tensor.name], np.float64)
-        else:
-            known[tensor.name] = np.full(tensor.shape, np.nan)
+    return evaluate(plan, float64_arrays(plan, arrays))
+
+
+def evaluate(plan: Plan, known: dict[str, np.ndarray]) -> np.ndarray:
+    """Run the nests over float64 arrays; those of the output and temporaries are written."""
     with np.errstate(all="ignore"):
         for nest in plan.nests:
-            write(nest, known[nest.output.name], reduce_nest(nest, known))
+            write(nest, target(plan, nest, known), reduce_nest(nest, known))
     return known[plan.output.name]
 
 
-def magnitudes(plan: Plan, arrays: Arrays) -> np.ndarray:
-    """The sums of absolute values behind each output element: what rounding errors scale with."""
-    return reference(absolute(plan), {name: np.abs(array) for name, array in arrays.items()})
+def target(plan: Plan, nest: Nest, known: dict[str, np.ndarray]) -> np.ndarray:
+    """The array that a nest writes, made on its first use."""
+    name = nest.output.name
+    if name not in known:
+        (shape,) = (tensor.shape for tensor in plan.temporaries if tensor.name == name)
+        known[name] = np.full(shape, np.nan)
+    return known[name]
 
 
-def absolute(plan: Plan) -> Plan:
-    """The plan with the sizes of its fills; infinite ones leave a maximum as it is, and stay."""
+def absolute(plan: Plan, known: Mapping[str, np.ndarray]) -> tuple[Plan, dict[str, np.ndarray]]:
+    """The plan and arrays whose result is what rounding errors scale with.
+
+    That is the sum, or the largest, of the products' absolute values. Infinities and NaN count
+    as 0: a finite result owes nothing to them, and any other must match exactly.
+    """
     nests = []
     for nest in plan.nests:
-        fills = (abs(op.fill) if math.isfinite(op.fill) else op.fill for op in nest.inputs)
-        inputs = (replace(op, fill=fill) for op, fill in zip(nest.inputs, fills, strict=True))
-        nests.append(replace(nest, inputs=tuple(inputs)))
-    return replace(plan, nests=tuple(nests))
+        fills = (abs(op.fill) if math.isfinite(op.fill) else 0.0 for op in nest.inputs)
+        inputs = tuple(replace(op, fill=f) for op, f in zip(nest.inputs, fills, strict=True))
+        reduction: Reduction = "add" if nest.reduction == "add" else "max"
+        nests.append(replace(nest, inputs=inputs, reduction=reduction))
+    sizes = {name: np.where(np.isfinite(a), np.abs(a), 0.0) for name, a in known.items()}
+    return replace(plan, nests=tuple(nests)), sizes
+
+
+def magnitudes(plan: Plan, arrays: Arrays) -> np.ndarray:
+    """What the rounding errors of each output element scale with, see `absolute`."""
+    return evaluate(*absolute(plan, float64_arrays(plan, arrays)))
 
 
 def roundings(plan: Plan) -> int:
@@ -190,7 +231,6 @@ def compare(plan: Plan, result: np.ndarray, expected: np.ndarray, magnitude: np.
     with np.errstate(all="ignore"):
         rounded = expected.astype(plan.dtype).astype(np.float64)
         error = np.abs(result - expected) / error_bound(plan, magnitude)
-        error = np.where(np.isfinite(magnitude), error, 0.0)
     same = (result == rounded) | (np.isnan(result) & np.isnan(expected))
     error = np.where(
         same, 0.0, np.where(np.isfinite(expected) & np.isfinite(result), error, np.inf)
@@ -206,13 +246,18 @@ def compare(plan: Plan, result: np.ndarray, expected: np.ndarray, magnitude: np.
 def sample_points(
     nest: Nest, boundaries: Mapping[int, Sequence[int]], seed: int, count: int = SAMPLES
 ) -> np.ndarray:
-    """Spatial points to check, one a row: seeded ones, and both sides of every boundary.
+    """Spatial points to check, one a row: `count` seeded ones (all, where there are fewer), and
+    both sides of every boundary.
 
     `boundaries` are positions along an axis, by its number, where tiles, tails or packs meet.
     """
     rng = np.random.default_rng(seed)
     extents = [nest.axes[a].extent for a in nest.spatial]
-    points = rng.integers(0, extents, (count, len(extents)))
+    total = math.prod(extents)
+    flat = rng.choice(total, min(count, total), replace=False, shuffle=False)
+    points = np.empty((len(flat), len(extents)), np.int64)
+    for place in reversed(range(len(extents))):
+        flat, points[:, place] = np.divmod(flat, extents[place])
     near: list[np.ndarray] = []
     for place, axis in enumerate(nest.spatial):
         edges = {0, extents[place]} | set(boundaries.get(axis, ()))
@@ -250,6 +295,63 @@ def at_points(nest: Nest, arrays: Arrays, points: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
+def output_points(
+    plan: Plan, boundaries: Mapping[int, Sequence[int]], seed: int, count: int = SAMPLES
+) -> np.ndarray:
+    """Indices of output elements to check, one a row: a fair share from every nest that writes."""
+    nests = [n for n in plan.nests if n.output.name == plan.output.name]
+    nests = [n for n in nests if all(n.axes[a].extent for a in n.spatial)]
+    found = [np.empty((0, len(plan.output.shape)), np.int64)]
+    for number, nest in enumerate(nests):
+        points = sample_points(nest, boundaries, seed + number, -(-count // len(nests)))
+        found.append(output_index(nest, points))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def spatial_points(nest: Nest, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of spatial points that write the rows of `index`, and which of them are written at all.
+
+    Writes are injective with strides that each clear what the smaller ones reach (`check_output`
+    of `looptune.ir`), so the largest stride first, division gives back the point.
+    """
+    axes, output = list(nest.spatial), nest.output
+    rest = index @ np.array(output.strides, np.int64) - output.base
+    points = np.zeros((len(index), len(axes)), np.int64)
+    extents = [nest.axes[a].extent for a in axes]
+    moves = [(output.stride_of(a), extents[place], place) for place, a in enumerate(axes)]
+    rest = rest - sum(stride * (extent - 1) for stride, extent, _ in moves if stride < 0)
+    for stride, extent, place in sorted(moves, key=lambda move: -abs(move[0])):
+        if extent > 1:
+            steps, rest = np.divmod(rest, abs(stride))
+            points[:, place] = np.clip(steps if stride > 0 else extent - 1 - steps, 0, extent - 1)
+    same = (output_index(nest, points) == index).all(axis=1)
+    return points, same & all(extents)
+
+
+def sampled_reference(problem: Plan | Nest, arrays: Arrays, index: np.ndarray) -> np.ndarray:
+    """The plan's output in float64 at the rows of `index`; temporaries are computed whole."""
+    plan = plan_of(problem) if isinstance(problem, Nest) else problem
+    return evaluate_at(plan, float64_arrays(plan, arrays), index)
+
+
+def evaluate_at(plan: Plan, known: dict[str, np.ndarray], index: np.ndarray) -> np.ndarray:
+    """`evaluate` at the rows of `index` only; whole if a nest reads the output back."""
+    name, where = plan.output.name, tuple(index.T)
+    if any(operand.name == name for nest in plan.nests for operand in nest.inputs):
+        return np.broadcast_to(evaluate(plan, known)[where], len(index))
+    values = np.array(np.broadcast_to(known[name][where], len(index)))
+    with np.errstate(all="ignore"):
+        for nest in plan.nests:
+            if nest.output.name != name:
+                write(nest, target(plan, nest, known), reduce_nest(nest, known))
+                continue
+            points, hit = spatial_points(nest, index)
+            if hit.any():
+                new = at_points(nest, known, points[hit])
+                values[hit] = combine(nest, values[hit], new) if nest.accumulate else new
+    return values
+
+
 def check(
     problem: Plan | Nest,
     arrays: Arrays,
@@ -258,38 +360,32 @@ def check(
     boundaries: Mapping[int, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> Check:
-    """Compare a result with the reference, whole where cheap, else at sampled points."""
+    """Compare a result with the reference, whole where cheap, else at sampled points.
+
+    The points are at least 4,096 seeded ones, shared among the nests that write the output, and
+    both sides of every boundary: positions along an axis, by its number. Raises `ArgumentError`
+    for arrays that are missing or of another shape.
+    """
     plan = plan_of(problem) if isinstance(problem, Nest) else problem
     found = np.asarray(result, np.float64)
+    check_shape(plan.output.name, found, plan.output.shape)
+    known = float64_arrays(plan, arrays)
+    sizes = absolute(plan, known)
     if whole_is_cheap(plan):
-        return compare(plan, found, reference(plan, arrays), magnitudes(plan, arrays))
-    last = plan.nests[-1]
-    known = {t.name: np.asarray(arrays[t.name], np.float64) for t in plan.inputs}
-    sizes = {name: np.abs(array) for name, array in known.items()}
-    for values, nests in ((known, plan.nests), (sizes, absolute(plan).nests)):
-        for tensor in (plan.output, *plan.temporaries):
-            values[tensor.name] = np.full(tensor.shape, np.nan)
-        if plan.accumulates:
-            old = np.asarray(arrays[plan.output.name], np.float64)
-            values[plan.output.name] = old if values is known else np.abs(old)
-        for nest in nests[:-1]:
-            write(nest, values[nest.output.name], reduce_nest(nest, values))
-    points = sample_points(last, boundaries or {}, seed)
-    where = output_index(last, points)
-    values_at = at_points(last, known, points)
-    sizes_at = at_points(absolute(plan).nests[-1], sizes, points)
-    if last.accumulate:
-        values_at = combine(last, known[plan.output.name][where], values_at)
-        sizes_at = combine(last, sizes[plan.output.name][where], sizes_at)
-    return compare(plan, np.atleast_1d(found[where]), values_at, sizes_at)
+        return compare(plan, found, evaluate(plan, known), evaluate(*sizes))
+    index = output_points(plan, boundaries or {}, seed)
+    at = np.broadcast_to(found[tuple(index.T)], len(index))
+    checked = compare(plan, at, evaluate_at(plan, known, index), evaluate_at(*sizes, index))
+    where = index[checked.where[0]] if checked.points else ()
+    return replace(checked, where=tuple(int(i) for i in where))
 
 
-def output_index(nest: Nest, points: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The output elements that rows of spatial points write."""
-    return tuple(
-        points @ np.array([dim.coefficients[a] for a in nest.spatial], np.int64) + dim.offset
-        for dim in nest.output.dims
-    )
+def output_index(nest: Nest, points: np.ndarray) -> np.ndarray:
+    """Indices of the output elements that rows of spatial points write, one a row."""
+    dims, axes = nest.output.dims, nest.spatial
+    matrix = np.array([[dim.coefficients[a] for dim in dims] for a in axes], np.int64)
+    offsets = np.array([dim.offset for dim in dims], np.int64)
+    return points @ matrix.reshape(len(axes), len(dims)) + offsets
 
 
 def verify(

@@ -87,7 +87,7 @@ def test_many_operands_follow_a_path_of_pairs():
         (lambda: conv(padding="half"), SpecError, "padding='half'"),
         (lambda: conv(padding=((1, 1),)), SpecError, "2 pairs"),
         (lambda: conv(padding="same", stride=2), SpecError, "needs a stride of 1"),
-        (lambda: conv(groups=2), SpecError, "groups=2 divides not both 3 and 4"),
+        (lambda: conv(groups=2), SpecError, "groups=2 does not divide 3 and 4"),
         (lambda: conv(groups=0), SpecError, "groups=0"),
         (lambda: conv(layout="CHWN"), UnsupportedError, "'CHWN' is not supported; 'NCHW'"),
         (lambda: conv(dilation=9), SpecError, "reaches over 19 elements of dimension h"),
@@ -185,6 +185,7 @@ def test_suites_by_name_and_by_file(tmp_path):
     records = [dict(workload.record) for workload in load("looptune-test")[:3]]
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(records))
+    assert [w.plan().key for w in load(path)] == [w.plan().key for w in load(str(path))]
     assert [w.plan().key for w in load(str(path))] == [
         w.plan().key for w in load("looptune-test")[:3]
     ]
@@ -209,6 +210,16 @@ def test_broken_suite_files_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(SpecError, match="not a list of workloads"):
         load(str(path))
+
+
+def test_records_that_lack_a_size_are_named(tmp_path):
+    path = tmp_path / "lacking.json"
+    record = {"id": "mine", "kind": "matmul", "dtype": "float32", "shape": {"N": 2, "K": 2}}
+    path.write_text(json.dumps([record]))
+    (workload,) = load(path)
+    with pytest.raises(SpecError, match="mine: a matmul needs 'M' in its record"):
+        workload.plan()
+    assert workload in {workload}
 
 
 ONE = Dim(4, 1, (1,))

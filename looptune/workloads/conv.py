@@ -10,18 +10,42 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from looptune.errors import SpecError, UnsupportedError
 from looptune.ir import Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
-from looptune.workloads.einsum import Shape, check_dtype
+from looptune.workloads.einsum import Shape, check_dtype, whole_numbers
 
 SPATIAL = ("w", "hw", "dhw")  # axis names by rank
 TAPS = ("s", "rs", "trs")
 LAYOUTS = (("NCL", "NLC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC"))
 
-Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
 Numbers = int | Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """What every convolution takes; `strides` are of x and w, in elements."""
+
+    stride: Numbers
+    dilation: Numbers
+    groups: int
+    layout: str | None
+    dtype: str
+    strides: Sequence[Shape | None] | None
+    out_strides: Shape | None
+
+
+class ConvOptions(Options, total=False):
+    """`padding`: a number, one a dimension, (before, after) pairs, "same" or "valid"."""
+
+    padding: object  # so many kinds that `pad_pairs` tells them apart
+
+
+class TransposeOptions(Options, total=False):
+    """`padding` crops the result, `output_padding` extends its end, as in torch."""
+
+    padding: Numbers
+    output_padding: Numbers
 
 
 @dataclass(frozen=True)
@@ -49,12 +73,12 @@ class Geometry:
         return len(self.image)
 
 
-def conv1d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv1d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Plan:
     """`conv2d` over one dimension, layouts NCL and NLC."""
-    return convolution(1, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return convolution(1, x_shape, w_shape, **options)
 
 
-def conv2d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv2d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Plan:
     """`torch.nn.functional.conv2d` of x by w.
 
     `x_shape` is in `layout` (NCHW or NHWC), `w_shape` (out, in / groups, height, width). Options:
@@ -62,30 +86,30 @@ def conv2d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
     `dilation`, `groups`, `layout`, `dtype`, `strides` (of x and w, in elements), `out_strides`.
     Raises `SpecError` for sizes that do not fit, `UnsupportedError` for other dtypes.
     """
-    return convolution(2, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return convolution(2, x_shape, w_shape, **options)
 
 
-def conv3d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv3d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Plan:
     """`conv2d` over three dimensions, layouts NCDHW and NDHWC."""
-    return convolution(3, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return convolution(3, x_shape, w_shape, **options)
 
 
-def conv_transpose1d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv_transpose1d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
     """`conv_transpose2d` over one dimension."""
-    return transposed(1, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return transposed(1, x_shape, w_shape, **options)
 
 
-def conv_transpose2d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv_transpose2d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
     """`torch.nn.functional.conv_transpose2d`; `w_shape` is (in, out / groups, height, width).
 
     Options as for `conv2d`, and `output_padding`.
     """
-    return transposed(2, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return transposed(2, x_shape, w_shape, **options)
 
 
-def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: object) -> Plan:
+def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
     """`conv_transpose2d` over three dimensions."""
-    return transposed(3, x_shape, w_shape, **options)  # type: ignore[arg-type]
+    return transposed(3, x_shape, w_shape, **options)
 
 
 def numbers(name: str, value: Any, rank: int, least: int) -> Shape:
@@ -131,19 +155,21 @@ def channels_last(rank: int, layout: str | None) -> bool:
 
 def split_shape(name: str, rank: int, shape: Shape, last: bool) -> tuple[int, int, Shape]:
     """Batch, channels and image of `x_shape`."""
-    if len(shape) != rank + 2:
-        raise SpecError(f"{name} has {len(shape)} dimensions {tuple(shape)}; {rank + 2} would do")
+    found = whole_numbers(f"the shape of {name}", shape, 0)
+    if len(found) != rank + 2:
+        raise SpecError(f"{name} has {len(found)} dimensions {found}; {rank + 2} would do")
     if last:
-        return shape[0], shape[-1], tuple(shape[1:-1])
-    return shape[0], shape[1], tuple(shape[2:])
+        return found[0], found[-1], found[1:-1]
+    return found[0], found[1], found[2:]
 
 
-def check_groups(groups: object, channels: int, filters: int) -> int:
-    """`groups` if it divides channels and filters."""
+def check_groups(groups: object, *channels: int) -> int:
+    """`groups` if it divides every number of channels."""
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise SpecError(f"groups={groups!r}: a whole number of at least 1 would do")
-    if channels % groups or filters % groups:
-        raise SpecError(f"groups={groups} divides not both {channels} and {filters} channels")
+    if any(count % groups for count in channels):
+        counts = " and ".join(map(str, channels))
+        raise SpecError(f"groups={groups} does not divide {counts} channels")
     return groups
 
 
@@ -153,7 +179,7 @@ def convolution(
     w_shape: Shape,
     *,
     stride: Numbers = 1,
-    padding: Padding = 0,
+    padding: object = 0,
     dilation: Numbers = 1,
     groups: int = 1,
     layout: str | None = None,
@@ -203,13 +229,18 @@ def conv_tensors(
     if shape.channels_last:
         out = (shape.batch, *shape.result, shape.filters)
     layouts = (None, None) if strides is None else tuple(strides)
+    if len(layouts) != 2:
+        raise SpecError(f"strides={strides!r}: those of x and those of w would do, None row-major")
     found = []
     for name, size, layout in zip(
         ("x", "w", "out"), (x_shape, w_shape, out), (*layouts, out_strides), strict=True
     ):
-        if layout is not None and len(layout) != len(size):
+        steps = contiguous(tuple(size))
+        if layout is not None:
+            steps = whole_numbers(f"the strides of {name}", layout)
+        if len(steps) != len(size):
             raise SpecError(f"{name} has {len(size)} dimensions and strides {layout}")
-        found.append(Tensor(name, dtype, tuple(size), tuple(layout or contiguous(tuple(size)))))
+        found.append(Tensor(name, dtype, tuple(size), steps))
     return found[0], found[1], found[2]
 
 
@@ -297,7 +328,7 @@ def transposed(
     last = channels_last(rank, layout)
     batch, channels, image = split_shape("x", rank, x_shape, last)
     inputs, per_group, kernel = split_shape("w", rank, w_shape, False)
-    count = check_groups(groups, channels, per_group * max(1, groups if groups else 1))
+    count = check_groups(groups, channels)
     if inputs != channels:
         raise SpecError(f"w has {inputs} input channels; x has {channels}")
     steps, spread = numbers("stride", stride, rank, 1), numbers("dilation", dilation, rank, 1)
@@ -312,9 +343,10 @@ def transposed(
             )
         reach = spread[dim] * (kernel[dim] - 1) + 1
         size = (image[dim] - 1) * steps[dim] - 2 * crop[dim] + reach + extra[dim]
-        if size < 0 or kernel[dim] < 1 or image[dim] < 1:
+        if min(size, kernel[dim], image[dim]) < 1:
             raise SpecError(
-                f"dimension {SPATIAL[rank - 1][dim]} of the result would have size {size}"
+                f"dimension {SPATIAL[rank - 1][dim]} of the result would have size {size}, "
+                f"from {image[dim]} elements and a kernel of {kernel[dim]}; at least 1 would do"
             )
         result.append(size)
     shape = Geometry(

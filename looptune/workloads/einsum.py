@@ -7,10 +7,13 @@ mean. Axes are written output first, with the reductions just before the last ou
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -42,7 +45,10 @@ class Term:
 
 def check_dtype(dtype: str) -> DType:
     """`dtype` if it is supported; raises `UnsupportedError` with those that are."""
-    name = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name == "float32":
         return "float32"
     if name == "float64":
@@ -50,11 +56,26 @@ def check_dtype(dtype: str) -> DType:
     raise UnsupportedError(f"dtype {name!r} is not supported; {sorted(ITEM_BYTES)} are")
 
 
+def whole_numbers(what: str, numbers: Iterable[SupportsIndex], least: int | None = None) -> Shape:
+    """`numbers` as a tuple; raises `SpecError` unless all are whole and at least `least`."""
+    try:
+        found = tuple(index(number) for number in numbers)
+    except TypeError as reason:
+        raise SpecError(f"{what} is {numbers!r}; a tuple of whole numbers would do") from reason
+    if least is not None and any(number < least for number in found):
+        raise SpecError(f"{what} has a negative size: {found}")
+    return found
+
+
 def parse(spec: str, ranks: Sequence[int] | None) -> tuple[list[str], str]:
     """Labels of the operands and of the output; an ellipsis becomes upper-rank labels.
 
     `ranks` are the operands' ranks, needed where there is an ellipsis. Raises `SpecError`.
     """
+    if not isinstance(spec, str):
+        raise SpecError(f"the spec is {spec!r}; an einsum string such as 'mk,kn->mn' would do")
+    if re.search(r"\. +\.|- +>", spec):
+        raise SpecError(f"einsum {spec!r}: a space splits a '...' or a '->'")
     text = spec.replace(" ", "")
     left, arrow, right = text.partition("->")
     reads = left.split(",")
@@ -71,12 +92,22 @@ def parse(spec: str, ranks: Sequence[int] | None) -> tuple[list[str], str]:
         hidden = ellipsis_rank(spec, labels, number, rank)
         depth = max(depth, hidden)
         expanded.append((labels, hidden))
+    if depth > len(spare):
+        raise UnsupportedError(
+            f"einsum {spec!r}: {depth} dimensions in '...' and {52 - len(spare)} labels are not "
+            "supported; 52 together are"
+        )
     names = spare[:depth]
     inputs = [labels.replace("...", "".join(names[depth - n :])) for labels, n in expanded]
     if not arrow:
         counts = Counter("".join(labels.replace("...", "") for labels in reads))
         right = "".join(sorted(label for label, n in counts.items() if n == 1))
         right = "..." * ("..." in left) + right
+    if depth and "..." not in right:
+        raise SpecError(
+            f"einsum {spec!r}: the '...' of the operands has {depth} dimensions; "
+            "the output needs a '...', too"
+        )
     output = right.replace("...", "".join(names), 1)
     check_output(spec, output, inputs)
     return inputs, output
@@ -115,10 +146,16 @@ def check_output(spec: str, output: str, inputs: Sequence[str]) -> None:
 
 
 def label_sizes(spec: str, inputs: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
-    """Extent of each label: 1 broadcasts against anything, otherwise they must agree."""
+    """Extent of each label: 1 broadcasts against other operands, otherwise they must agree."""
     sizes: dict[str, int] = {}
     for number, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
+        diagonal: dict[str, int] = {}
         for label, size in zip(labels, shape, strict=True):
+            if diagonal.setdefault(label, size) != size:
+                raise SpecError(
+                    f"einsum {spec!r}: label {label!r} is {diagonal[label]} and {size} in operand "
+                    f"{number}; a diagonal does not broadcast"
+                )
             known = sizes.get(label, 1)
             if known != 1 and size not in (1, known):
                 raise SpecError(
@@ -179,16 +216,18 @@ def einsum(
     kind = check_dtype(dtype)
     if bool(shapes) == bool(sizes) and spec.replace(" ", "").strip("->,"):
         raise SpecError(f"einsum {spec!r}: give the operands' shapes or the labels' sizes")
-    given = [tuple(int(n) for n in shape) for shape in shapes]
+    given = [
+        whole_numbers(f"einsum {spec!r}: operand {number}", shape, 0)
+        for number, shape in enumerate(shapes)
+    ]
     inputs, output = parse(spec, [len(shape) for shape in given] if given else None)
     if not given:
         given = [shape_by_sizes(spec, labels, sizes or {}) for labels in inputs]
         check_sizes(spec, inputs, sizes or {})
-    for number, shape in enumerate(given):
-        if any(n < 0 for n in shape):
-            raise SpecError(f"einsum {spec!r}: operand {number} has a negative size: {shape}")
     extents = label_sizes(spec, inputs, given)
     layouts = [None] * len(given) if strides is None else list(strides)
+    if len(layouts) != len(given):
+        raise SpecError(f"einsum {spec!r}: {len(layouts)} strides for {len(given)} operands")
     names = operand_names(len(given))
     terms = [
         Term(Tensor(name, kind, shape, check_strides(spec, i, shape, layout)), labels)
@@ -216,13 +255,13 @@ def shape_by_sizes(spec: str, labels: str, sizes: Mapping[str, int]) -> Shape:
             raise SpecError(
                 f"einsum {spec!r}: label {label!r} has no size; {dict(sizes)} are given"
             )
-    return tuple(int(sizes[label]) for label in labels)
+    return whole_numbers(f"einsum {spec!r}: size of {labels!r}", [sizes[c] for c in labels], 0)
 
 
 def check_sizes(spec: str, inputs: Sequence[str], sizes: Mapping[str, int]) -> None:
     """Raise `SpecError` for the size of a label that the spec has not."""
     for label in sizes:
-        if label not in "".join(inputs):
+        if label not in set("".join(inputs)):
             raise SpecError(f"einsum {spec!r} has no label {label!r}")
 
 
@@ -230,12 +269,11 @@ def check_strides(spec: str, number: int, shape: Shape, layout: Shape | None) ->
     """`layout`, or row-major strides; raises `SpecError` if their number is not the rank."""
     if layout is None:
         return contiguous(shape)
-    if len(layout) != len(shape):
-        which = "the output" if number < 0 else f"operand {number}"
-        raise SpecError(
-            f"einsum {spec!r}: {which} has {len(shape)} dimensions and strides {layout}"
-        )
-    return tuple(int(stride) for stride in layout)
+    which = "the output" if number < 0 else f"operand {number}"
+    found = whole_numbers(f"einsum {spec!r}: strides of {which}", layout)
+    if len(found) != len(shape):
+        raise SpecError(f"einsum {spec!r}: {which} has {len(shape)} dimensions and strides {found}")
+    return found
 
 
 def contract(
@@ -277,14 +315,11 @@ def kept_labels(term: Term, number: int, terms: Sequence[Term], result: Term) ->
     return "".join(dict.fromkeys(label for label in term.labels if label in wanted))
 
 
-def reduced(term: Term, kept: str, temporary: object) -> Term:
+def reduced(term: Term, kept: str, temporary: Callable[[Sequence[Term], str], Term]) -> Term:
     """`term` with the labels that nothing else has summed away."""
     if set(kept) == set(term.labels):
         return term
-    assert callable(temporary)
-    made = temporary((term,), kept)
-    assert isinstance(made, Term)
-    return made
+    return temporary((term,), kept)
 
 
 def intermediate(left: Term, right: Term, wanted: set[str], result: Term) -> str:

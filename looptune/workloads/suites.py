@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from itertools import product
@@ -37,14 +38,19 @@ class Workload:
     flops: int
     min_bytes: int
     core: bool
-    record: Record
+    record: Record = field(hash=False)
 
     def plan(self) -> Plan:
-        """The plan; raises `UnsupportedError` for kinds and dtypes that are not contractions."""
+        """The plan; raises `UnsupportedError` for kinds and dtypes that are not contractions,
+        `SpecError` for a record that lacks a size.
+        """
         if self.kind not in PLANS:
             raise UnsupportedError(f"{self.id}: {self.kind} is not supported; {sorted(PLANS)} are")
         check_dtype(self.dtype)
-        return PLANS[self.kind](self.record)
+        try:
+            return PLANS[self.kind](self.record)
+        except KeyError as missing:
+            raise SpecError(f"{self.id}: a {self.kind} needs {missing} in its record") from missing
 
 
 @lru_cache(maxsize=1)
@@ -79,12 +85,13 @@ def parse_records(text: str) -> tuple[Workload, ...]:
     return tuple(found)
 
 
-def load(name: str) -> tuple[Workload, ...]:
+def load(name_or_path: str | os.PathLike[str]) -> tuple[Workload, ...]:
     """The workloads of a suite of the shipped file, of "core", "looptune-test" (LoopTune's 25
     test matmuls), "looptune-all" (all its 2,197), or of a JSON file of the same form.
 
     Raises `SpecError` with near names.
     """
+    name = os.fspath(name_or_path)
     if name == "core":
         return tuple(workload for workload in shipped() if workload.core)
     if name == "looptune-all":
