@@ -317,10 +317,14 @@ assert os.waitstatus_to_exitcode(status) == 0
 """
 
 
+# The handler stands before looptune's own registrations, and so runs after them.
+EARLY = "import atexit; atexit.register(lambda: os._exit(0 if (kernel(a, b) == 7).all() else 1))"
+
+
 @pytest.mark.parametrize(
     ("setup", "check"),
-    [(MDWE, "assert (kernel(a, b) == 7).all()"), ("", FORK)],
-    ids=["mdwe", "fork"],
+    [(MDWE, "assert (kernel(a, b) == 7).all()"), ("", FORK), (EARLY, "")],
+    ids=["mdwe", "fork", "exit"],
 )
 def test_in_a_process_of_its_own(setup, check, request):
     script = SCRIPT.format(setup=setup, check=check, tests=str(request.path.parent))

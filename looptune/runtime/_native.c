@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #define ALIGNMENT 64
 #define MAX_DIMS 32
 #define KEPT_SCRATCH 16
+#define MAX_THREADS 4096
 #define HUGE_PAGE ((size_t)2 << 20)
 
 typedef void (*Code)(void *const *, void *, int64_t, int64_t);
@@ -32,7 +34,7 @@ typedef struct {
 
 typedef struct {
     char format;
-    int ndim;
+    int ndim, item; /* dimensions, bytes of an element */
     Py_ssize_t shape[MAX_DIMS];
     Py_ssize_t strides[MAX_DIMS];
     Py_ssize_t low, high; /* byte offsets of the first element and behind the last */
@@ -52,7 +54,7 @@ typedef struct {
     void *scratch[KEPT_SCRATCH];
 } Entry;
 
-static PyObject *out_name;
+static PyObject *out_name, *entry_type;
 
 /* ---- threads: a small pool with blocking waits; the caller always works, too ---- */
 
@@ -125,9 +127,13 @@ static void grow_pool(int wanted)
     if (pool.workers >= wanted || pthread_attr_init(&attributes))
         return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigset_t all, before; /* workers inherit the mask: signals stay with Python's threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
     while (pool.workers < wanted && !pthread_create(&thread, &attributes, worker, NULL))
         pool.workers++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
 
@@ -137,6 +143,8 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
         stage->code(pointers, scratch, 0, stage->trips);
         return;
     }
+    if (threads > MAX_THREADS)
+        threads = MAX_THREADS;
     if (threads > stage->trips)
         threads = (int)stage->trips;
     int64_t chunk = stage->trips / (4 * (int64_t)threads);
@@ -214,7 +222,7 @@ static int fits(const Tensor *tensor, const Py_buffer *view)
         format++;
     if (format[0] != tensor->format || format[1] != '\0' || view->ndim != tensor->ndim)
         return 0;
-    if (view->suboffsets != NULL || (uintptr_t)view->buf % (uintptr_t)view->itemsize)
+    if (view->suboffsets != NULL || (uintptr_t)view->buf % (uintptr_t)tensor->item)
         return 0;
     for (int d = 0; d < tensor->ndim; d++) {
         if (view->shape[d] != tensor->shape[d])
@@ -223,6 +231,22 @@ static int fits(const Tensor *tensor, const Py_buffer *view)
             return 0;
     }
     return 1;
+}
+
+/* Whether the output's range of bytes meets an input's. */
+static int overlaps(const Entry *self, void *const *pointers)
+{
+    const Tensor *out = &self->tensors[0];
+    uintptr_t first = (uintptr_t)pointers[0] + (uintptr_t)out->low;
+    uintptr_t last = (uintptr_t)pointers[0] + (uintptr_t)out->high;
+    for (int i = 1; i < self->argument_count && !out->empty; i++) {
+        const Tensor *in = &self->tensors[i];
+        uintptr_t low = (uintptr_t)pointers[i] + (uintptr_t)in->low;
+        uintptr_t high = (uintptr_t)pointers[i] + (uintptr_t)in->high;
+        if (!in->empty && low < last && first < high)
+            return 1;
+    }
+    return 0;
 }
 
 static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -251,16 +275,7 @@ static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
         good = fits(&self->tensors[held], &views[held]);
         held++;
     }
-    if (good && !self->tensors[0].empty) {
-        char *first = (char *)pointers[0] + self->tensors[0].low;
-        char *last = (char *)pointers[0] + self->tensors[0].high;
-        for (int i = 1; i < self->argument_count; i++) {
-            char *low = (char *)pointers[i] + self->tensors[i].low;
-            char *high = (char *)pointers[i] + self->tensors[i].high;
-            if (!self->tensors[i].empty && low < last && first < high)
-                good = 0;
-        }
-    }
+    good = good && !overlaps(self, pointers);
     void *scratch = NULL;
     if (good) {
         scratch = lease(self);
@@ -268,14 +283,12 @@ static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
             good = -1;
     }
     if (good > 0) {
+        Py_INCREF(out); /* another thread may empty the dictionary meanwhile */
         int threads = self->threads;
-        if (self->release_gil) {
-            Py_BEGIN_ALLOW_THREADS
-            run(self, pointers, scratch, threads);
-            Py_END_ALLOW_THREADS
-        } else {
-            run(self, pointers, scratch, threads);
-        }
+        PyThreadState *state = self->release_gil ? PyEval_SaveThread() : NULL;
+        run(self, pointers, scratch, threads);
+        if (state != NULL)
+            PyEval_RestoreThread(state);
         give_back(self, scratch);
     }
     while (held-- > 0)
@@ -284,7 +297,6 @@ static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     if (good == 0)
         Py_RETURN_NOTIMPLEMENTED;
-    Py_INCREF(out);
     return out;
 }
 
@@ -304,14 +316,15 @@ static int addresses(Entry *self, PyObject *tuple, void **pointers)
     return 0;
 }
 
-static PyObject *entry_run_pointers(PyObject *object, PyObject *args)
+static PyObject *entry_run_pointers(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"pointers", "threads", NULL};
     Entry *self = (Entry *)object;
     PyObject *tuple;
     int threads = 1;
-    if (!PyArg_ParseTuple(args, "O|i", &tuple, &threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i", names, &tuple, &threads))
         return NULL;
-    void *pointers[self->argument_count + 1];
+    void *pointers[self->argument_count];
     if (addresses(self, tuple, pointers))
         return NULL;
     void *scratch = lease(self);
@@ -324,13 +337,15 @@ static PyObject *entry_run_pointers(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *entry_seconds(PyObject *object, PyObject *args)
+static PyObject *entry_seconds(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"sets", "calls", "threads", NULL};
     Entry *self = (Entry *)object;
     PyObject *list;
     Py_ssize_t calls;
     int threads = 1;
-    if (!PyArg_ParseTuple(args, "O!n|i", &PyList_Type, &list, &calls, &threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!n|i", names, &PyList_Type, &list, &calls,
+                                     &threads))
         return NULL;
     Py_ssize_t sets = PyList_Size(list);
     if (sets < 1) {
@@ -338,7 +353,7 @@ static PyObject *entry_seconds(PyObject *object, PyObject *args)
         return NULL;
     }
     size_t width = (size_t)self->argument_count;
-    void **pointers = malloc((size_t)sets * (width + 1) * sizeof(void *));
+    void **pointers = calloc((size_t)sets, width * sizeof(void *));
     if (pointers == NULL)
         return PyErr_NoMemory();
     for (Py_ssize_t s = 0; s < sets; s++) {
@@ -363,8 +378,40 @@ static PyObject *entry_seconds(PyObject *object, PyObject *args)
     Py_END_ALLOW_THREADS
     give_back(self, scratch);
     free(pointers);
-    double seconds = (double)(stop.tv_sec - start.tv_sec) + 1e-9 * (double)(stop.tv_nsec - start.tv_nsec);
-    return PyFloat_FromDouble(seconds);
+    double whole = (double)(stop.tv_sec - start.tv_sec);
+    return PyFloat_FromDouble(whole + 1e-9 * (double)(stop.tv_nsec - start.tv_nsec));
+}
+
+static PyObject *call_address(PyObject *unused, PyObject *args)
+{
+    (void)unused;
+    PyObject *numbers[2], *tuple;
+    Py_ssize_t begin, end;
+    if (!PyArg_ParseTuple(args, "OO!Onn", &numbers[0], &PyTuple_Type, &tuple, &numbers[1], &begin,
+                          &end))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(tuple);
+    void *address = PyLong_AsVoidPtr(numbers[0]);
+    void *scratch = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(numbers[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    void **pointers = calloc((size_t)count + 1, sizeof(void *));
+    if (pointers == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
+        pointers[i] = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, i));
+    int good = !PyErr_Occurred();
+    if (good) {
+        Code code;
+        memcpy(&code, &address, sizeof code);
+        Py_BEGIN_ALLOW_THREADS
+        code(pointers, scratch, begin, end);
+        Py_END_ALLOW_THREADS
+    }
+    free(pointers);
+    if (!good)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 /* ---- construction ---- */
@@ -397,10 +444,15 @@ static int fill_tensor(Tensor *tensor, PyObject *item)
     }
     if (fill_numbers(shape, tensor->shape, ndim) || fill_numbers(strides, tensor->strides, ndim))
         return -1;
+    if (strcmp(format, "f") && strcmp(format, "d")) {
+        PyErr_Format(PyExc_ValueError, "format '%s'; 'f' or 'd' would do", format);
+        return -1;
+    }
     tensor->format = *format;
     tensor->ndim = (int)ndim;
+    tensor->item = *format == 'd' ? 8 : 4;
     tensor->low = 0;
-    tensor->high = *format == 'd' ? 8 : 4;
+    tensor->high = tensor->item;
     for (int d = 0; d < tensor->ndim; d++) {
         if (tensor->shape[d] == 0)
             tensor->empty = 1;
@@ -432,7 +484,8 @@ static int fill_stage(Stage *stage, PyObject *item, int tensor_count)
         long number = PyLong_AsLong(PyTuple_GetItem(tensors, i));
         if (number < 0 || number >= tensor_count) {
             if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "a stage names tensor %ld of %d", number, tensor_count);
+                PyErr_Format(PyExc_ValueError, "a stage names tensor %ld of %d", number,
+                             tensor_count);
             return -1;
         }
         stage->tensors[i] = (int)number;
@@ -440,6 +493,55 @@ static int fill_stage(Stage *stage, PyObject *item, int tensor_count)
     memcpy(&stage->code, &code, sizeof code);
     stage->count = (int)count;
     stage->trips = trips;
+    return 0;
+}
+
+/* Output and inputs come first, then temporaries, whose offsets lie in the scratch. */
+static int fill_tensors(Entry *self, PyObject *tensors)
+{
+    self->tensors = calloc((size_t)PyTuple_Size(tensors) + 1, sizeof(Tensor));
+    if (self->tensors == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->tensor_count = (int)PyTuple_Size(tensors);
+    for (int i = 0; i < self->tensor_count; i++) {
+        Tensor *tensor = &self->tensors[i];
+        if (fill_tensor(tensor, PyTuple_GetItem(tensors, i)))
+            return -1;
+        if (tensor->scratch_offset < 0) {
+            if (self->argument_count++ == i)
+                continue;
+            PyErr_SetString(PyExc_ValueError, "an argument comes behind a temporary");
+            return -1;
+        }
+        Py_ssize_t size = tensor->empty ? 0 : tensor->high;
+        if (tensor->scratch_offset > (Py_ssize_t)self->scratch_bytes - size) {
+            PyErr_SetString(PyExc_ValueError, "a temporary lies outside the scratch");
+            return -1;
+        }
+    }
+    if (self->argument_count == 0) {
+        PyErr_SetString(PyExc_ValueError, "the first tensor is the output; there is none");
+        return -1;
+    }
+    return 0;
+}
+
+static int fill_stages(Entry *self, PyObject *stages)
+{
+    self->stages = calloc((size_t)PyTuple_Size(stages) + 1, sizeof(Stage));
+    if (self->stages == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < (int)PyTuple_Size(stages); i++) {
+        self->stage_count = i + 1;
+        if (fill_stage(&self->stages[i], PyTuple_GetItem(stages, i), self->tensor_count))
+            return -1;
+        if (self->stages[i].count > self->most_operands)
+            self->most_operands = self->stages[i].count;
+    }
     return 0;
 }
 
@@ -467,6 +569,10 @@ static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!npO", names, &PyTuple_Type, &stages,
                                      &PyTuple_Type, &tensors, &scratch_bytes, &release_gil, &name))
         return NULL;
+    if (scratch_bytes < 0 || scratch_bytes > PY_SSIZE_T_MAX - ALIGNMENT) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of scratch", scratch_bytes);
+        return NULL;
+    }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Entry *self = (Entry *)allocate(type, 0);
     if (self == NULL)
@@ -474,28 +580,8 @@ static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->threads = 1;
     self->release_gil = release_gil;
     self->scratch_bytes = (size_t)((scratch_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-    self->stages = calloc((size_t)PyTuple_Size(stages) + 1, sizeof(Stage));
-    self->tensors = calloc((size_t)PyTuple_Size(tensors) + 1, sizeof(Tensor));
-    if (self->stages == NULL || self->tensors == NULL) {
-        PyErr_NoMemory();
-        goto fail;
-    }
-    self->tensor_count = (int)PyTuple_Size(tensors);
-    for (int i = 0; i < self->tensor_count; i++) {
-        if (fill_tensor(&self->tensors[i], PyTuple_GetItem(tensors, i)))
-            goto fail;
-        if (self->tensors[i].scratch_offset < 0)
-            self->argument_count++;
-    }
-    for (int i = 0; i < (int)PyTuple_Size(stages); i++) {
-        self->stage_count = i + 1;
-        if (fill_stage(&self->stages[i], PyTuple_GetItem(stages, i), self->tensor_count))
-            goto fail;
-        if (self->stages[i].count > self->most_operands)
-            self->most_operands = self->stages[i].count;
-    }
-    return (PyObject *)self;
-fail:
+    if (!fill_tensors(self, tensors) && !fill_stages(self, stages))
+        return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -510,19 +596,22 @@ static int set_threads(PyObject *object, PyObject *value, void *unused)
 {
     (void)unused;
     long threads = value == NULL ? -1 : PyLong_AsLong(value);
-    if (threads < 1 || threads > 4096) {
+    if (threads < 1 || threads > MAX_THREADS) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "threads: 1 to 4096 would do");
+            PyErr_Format(PyExc_ValueError, "threads: 1 to %d would do", MAX_THREADS);
         return -1;
     }
     ((Entry *)object)->threads = (int)threads;
     return 0;
 }
 
+/* The detour over void (*)(void) is how C lets a function pointer change its type unwarned. */
+#define WITH_KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
+
 static PyMethodDef entry_methods[] = {
-    {"run_pointers", entry_run_pointers, METH_VARARGS,
-     "run_pointers(addresses, threads=1): run on the addresses of output and inputs."},
-    {"seconds", entry_seconds, METH_VARARGS,
+    {"run_pointers", WITH_KEYWORDS(entry_run_pointers), METH_VARARGS | METH_KEYWORDS,
+     "run_pointers(pointers, threads=1): run on the addresses of output and inputs."},
+    {"seconds", WITH_KEYWORDS(entry_seconds), METH_VARARGS | METH_KEYWORDS,
      "seconds(sets, calls, threads=1): seconds for so many calls, in turn over sets of addresses."},
     {NULL, NULL, 0, NULL},
 };
@@ -560,7 +649,10 @@ static PyObject *caller_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Caller *self = (Caller *)object;
     if (self->entry != NULL) {
-        PyObject *result = entry_call(self->entry, args, kwargs);
+        PyObject *entry = self->entry;
+        Py_INCREF(entry); /* another thread may bind a new one meanwhile */
+        PyObject *result = entry_call(entry, args, kwargs);
+        Py_DECREF(entry);
         if (result != Py_NotImplemented)
             return result;
         Py_DECREF(result);
@@ -576,18 +668,17 @@ static PyObject *caller_call(PyObject *object, PyObject *args, PyObject *kwargs)
 static PyObject *caller_bind(PyObject *object, PyObject *entry)
 {
     Caller *self = (Caller *)object;
-    PyObject *type = PyObject_GetAttrString(PyImport_AddModule("looptune.runtime._native"), "Entry");
-    int good = type == NULL ? -1 : PyObject_IsInstance(entry, type);
-    Py_XDECREF(type);
+    int good = PyObject_IsInstance(entry, entry_type);
     if (good < 0)
         return NULL;
     if (!good) {
         PyErr_SetString(PyExc_TypeError, "bind takes an Entry");
         return NULL;
     }
+    PyObject *before = self->entry;
     Py_INCREF(entry);
-    Py_XDECREF(self->entry);
     self->entry = entry;
+    Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
@@ -620,25 +711,35 @@ static PyType_Spec caller_spec = {
     .slots = caller_slots,
 };
 
+static PyMethodDef functions[] = {
+    {"call_address", call_address, METH_VARARGS,
+     "call_address(address, pointers, scratch, begin, end): one call of machine code, unchecked."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_native", "Calls to generated code.", -1, NULL, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_native", "Calls to generated code.", -1, functions,
+    NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *self = PyModule_Create(&module);
-    PyObject *entry = self == NULL ? NULL : PyType_FromSpec(&entry_spec);
-    PyObject *caller = self == NULL ? NULL : PyType_FromSpec(&caller_spec);
-    out_name = PyUnicode_InternFromString("out");
-    int good = entry != NULL && caller != NULL && out_name != NULL;
-    good = good && !PyModule_AddObjectRef(self, "Entry", entry);
-    good = good && !PyModule_AddObjectRef(self, "Caller", caller);
-    Py_XDECREF(entry);
-    Py_XDECREF(caller);
-    if (!good) {
-        Py_XDECREF(self);
+    if (self == NULL)
         return NULL;
+    out_name = PyUnicode_InternFromString("out");
+    entry_type = PyType_FromSpec(&entry_spec); /* kept for bind, as the name is for calls */
+    PyObject *caller = PyType_FromSpec(&caller_spec);
+    int good = out_name != NULL && entry_type != NULL && caller != NULL;
+    good = good && !PyModule_AddObjectRef(self, "Entry", entry_type);
+    good = good && !PyModule_AddObjectRef(self, "Caller", caller);
+    if (good && pthread_atfork(NULL, NULL, forget_pool)) {
+        PyErr_NoMemory();
+        good = 0;
     }
-    pthread_atfork(NULL, NULL, forget_pool);
-    return self;
+    Py_XDECREF(caller);
+    if (good)
+        return self;
+    Py_DECREF(self);
+    return NULL;
 }

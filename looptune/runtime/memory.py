@@ -45,7 +45,8 @@ class Arena:
         ctypes.pythonapi.PyObject_GetBuffer(view, ctypes.byref(buffer), 0)
         self.address = int(buffer.buf or 0)
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-        weakref.finalize(self, close, self.memory, self.descriptor)
+        # Not at exit: exit handlers and daemon threads may still run kernels then.
+        weakref.finalize(self, close, self.memory, self.descriptor).atexit = False
 
     def add(self, code: bytes) -> int:
         """Write `code` behind what is there; its address."""
