@@ -191,6 +191,8 @@ def test_capsules_are_convolutions_of_matrices():
         ("conv2d", (1, 3, 8, 8), (4, 3, 0, 3), {}, "the kernel reaches over"),
         ("conv2d", (1, 3, 8, 8), (4, 3, 9, 3), {}, "reaches over 9 elements of dimension h"),
         ("conv2d", (1, 3, 8, 8), (4, 3, 3, 3), {"strides": [None]}, "those of x and those of w"),
+        ("conv2d", (1, 3, 8, 8), (4, 3, 3, 3), {"strides": 5}, "strides=5: those of x"),
+        ("conv2d", (1, 3, 8, 8), (4, 3, 3, 3), {"stride": 1.5}, "stride=1.5: a whole number"),
         ("conv2d", (1, 3, 8, 8), (4, 3, 3, 3), {"padding": (1, (1, 2))}, "2 pairs"),
         ("conv2d", (1, 3, 8, 8), (4, 3, 3, 3), {"dilation": True}, "dilation=True"),
         ("conv_transpose2d", (1, 3, 8, 8), (3, 3, 3, 3), {"groups": "2"}, "groups='2'"),
@@ -202,6 +204,27 @@ def test_capsules_are_convolutions_of_matrices():
 def test_sizes_that_do_not_fit_are_named(name, x, w, options, message):
     with pytest.raises(SpecError, match=message):
         getattr(workloads, name)(x, w, **options)
+
+
+def test_numpy_integers_are_whole_numbers():
+    x, w, options = (1, 4, 8, 8), (4, 2, 3, 3), {"stride": 2, "padding": (1, 0), "groups": 2}
+    for build in (workloads.conv2d, workloads.conv_transpose2d):
+        wide = [tuple(map(np.int64, shape)) for shape in (x, w)]
+        found = build(*wide, stride=np.int64(2), padding=(np.int32(1), 0), groups=np.int64(2))
+        assert found.key == build(x, w, **options).key
+
+
+@pytest.mark.parametrize(
+    ("x", "capsule", "message"),
+    [
+        ((1, 4, 4), 2, "x has 3 dimensions"),
+        ((1, 4, 4, 2.5), 2, "the shape of x is"),
+        ((1, 4, 4, 3), 0, "capsule=0: a whole number of at least 1"),
+    ],
+)
+def test_capsule_sizes_that_mean_nothing_are_named(x, capsule, message):
+    with pytest.raises(SpecError, match=message):
+        capsule_conv2d(x, (3, 3, 3), capsule=capsule)
 
 
 def test_capsule_kernels_larger_than_the_image_are_refused():

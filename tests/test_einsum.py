@@ -119,6 +119,8 @@ def test_refuses_what_numpy_refuses(spec, shapes, message):
         (lambda: einsum("i", (2,), strides=[(0.5,)]), SpecError, "strides of operand 0"),
         (lambda: einsum("ij", (2, 2), out_strides=(1,)), SpecError, "the output has 2 dimensions"),
         (lambda: einsum(3, (2,)), SpecError, "the spec is 3"),
+        (lambda: einsum(3), SpecError, "the spec is 3"),
+        (lambda: einsum("i", (2,), strides=5), SpecError, "strides=5; a sequence, one an operand"),
         (lambda: einsum("i", (2,), dtype=42), UnsupportedError, "dtype '42' is not supported"),
         (lambda: einsum("i", (2,), dtype="int8"), UnsupportedError, r"\['float32', 'float64'\]"),
         (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypedDict, Unpack
 
 from looptune.errors import SpecError, UnsupportedError
@@ -112,17 +113,23 @@ def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: Unpack[Transpose
     return transposed(3, x_shape, w_shape, **options)
 
 
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value` as an int; raises `SpecError` unless it is whole (True is not) and large enough."""
+    try:
+        found = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise SpecError(f"{name}={value!r}: a whole number of at least {least} would do")
+    return found
+
+
 def numbers(name: str, value: Any, rank: int, least: int) -> Shape:
     """One whole number a dimension, from a number or a sequence; raises `SpecError`."""
-    values = (value,) * rank if isinstance(value, int) else value
-    whole = isinstance(values, Sequence) and not isinstance(values, str)
-    if not whole or len(values) not in (1, rank):
+    values = value if isinstance(value, Sequence) else (value,) * rank
+    if isinstance(values, str) or len(values) not in (1, rank):
         raise SpecError(f"{name}={value!r}: a number or {rank} of them would do")
-    found: Shape = tuple(values) * (rank if len(values) == 1 and rank > 1 else 1)
-    for number in found:
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise SpecError(f"{name}={value!r}: whole numbers of at least {least} would do")
-    return found
+    return tuple(whole_number(name, number, least) for number in values) * (rank // len(values))
 
 
 def pad_pairs(value: object, kernel: Shape, stride: Shape, dilation: Shape) -> tuple[Shape, Shape]:
@@ -153,24 +160,26 @@ def channels_last(rank: int, layout: str | None) -> bool:
     return layout == last
 
 
-def split_shape(name: str, rank: int, shape: Shape, last: bool) -> tuple[int, int, Shape]:
-    """Batch, channels and image of `x_shape`."""
+def whole_shape(name: str, rank: int, shape: Shape) -> Shape:
+    """`shape` if it is of whole numbers, `rank` of them; raises `SpecError`."""
     found = whole_numbers(f"the shape of {name}", shape, 0)
-    if len(found) != rank + 2:
-        raise SpecError(f"{name} has {len(found)} dimensions {found}; {rank + 2} would do")
-    if last:
-        return found[0], found[-1], found[1:-1]
-    return found[0], found[1], found[2:]
+    if len(found) != rank:
+        raise SpecError(f"{name} has {len(found)} dimensions {found}; {rank} would do")
+    return found
+
+
+def split_shape(shape: Shape, last: bool) -> tuple[int, int, Shape]:
+    """Batch, channels and image of a shape with channels last or second."""
+    return (shape[0], shape[-1], shape[1:-1]) if last else (shape[0], shape[1], shape[2:])
 
 
 def check_groups(groups: object, *channels: int) -> int:
     """`groups` if it divides every number of channels."""
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise SpecError(f"groups={groups!r}: a whole number of at least 1 would do")
-    if any(count % groups for count in channels):
+    count = whole_number("groups", groups, 1)
+    if any(channel % count for channel in channels):
         counts = " and ".join(map(str, channels))
-        raise SpecError(f"groups={groups} does not divide {counts} channels")
-    return groups
+        raise SpecError(f"groups={count} does not divide {counts} channels")
+    return count
 
 
 def convolution(
@@ -190,13 +199,12 @@ def convolution(
     """The plan of a convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
     last = channels_last(rank, layout)
-    batch, channels, image = split_shape("x", rank, x_shape, last)
-    filters, _, kernel = split_shape("w", rank, w_shape, False)
+    x_shape, w_shape = whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape)
+    batch, channels, image = split_shape(x_shape, last)
+    filters, depth, kernel = split_shape(w_shape, False)
     count = check_groups(groups, channels, filters)
-    if w_shape[1] * count != channels:
-        raise SpecError(
-            f"w has {w_shape[1]} input channels a group; x has {channels} in {count} groups"
-        )
+    if depth * count != channels:
+        raise SpecError(f"w has {depth} input channels a group; x has {channels} in {count} groups")
     steps, spread = numbers("stride", stride, rank, 1), numbers("dilation", dilation, rank, 1)
     before, after = pad_pairs(padding, kernel, steps, spread)
     result = []
@@ -228,19 +236,19 @@ def conv_tensors(
     out = (shape.batch, shape.filters, *shape.result)
     if shape.channels_last:
         out = (shape.batch, *shape.result, shape.filters)
-    layouts = (None, None) if strides is None else tuple(strides)
-    if len(layouts) != 2:
+    layouts = (None, None) if strides is None else strides
+    if not isinstance(layouts, Sequence) or len(layouts) != 2:
         raise SpecError(f"strides={strides!r}: those of x and those of w would do, None row-major")
     found = []
     for name, size, layout in zip(
         ("x", "w", "out"), (x_shape, w_shape, out), (*layouts, out_strides), strict=True
     ):
-        steps = contiguous(tuple(size))
+        steps = contiguous(size)
         if layout is not None:
             steps = whole_numbers(f"the strides of {name}", layout)
         if len(steps) != len(size):
             raise SpecError(f"{name} has {len(size)} dimensions and strides {layout}")
-        found.append(Tensor(name, dtype, tuple(size), steps))
+        found.append(Tensor(name, dtype, size, steps))
     return found[0], found[1], found[2]
 
 
@@ -326,8 +334,9 @@ def transposed(
     """The plan of a transposed convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
     last = channels_last(rank, layout)
-    batch, channels, image = split_shape("x", rank, x_shape, last)
-    inputs, per_group, kernel = split_shape("w", rank, w_shape, False)
+    x_shape, w_shape = whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape)
+    batch, channels, image = split_shape(x_shape, last)
+    inputs, per_group, kernel = split_shape(w_shape, False)
     count = check_groups(groups, channels)
     if inputs != channels:
         raise SpecError(f"w has {inputs} input channels; x has {channels}")
@@ -437,8 +446,9 @@ def capsule_conv2d(
     out[n, h, w, i, j, o] = sum over r, q, k, c of x[n, h', w', i, k, c] * w[r, q, k, j, c, o].
     """
     kind = check_dtype(dtype)
-    batch, height, width, channels = x_shape
-    rows, columns, filters = w_shape
+    batch, height, width, channels = whole_shape("x", 4, x_shape)
+    rows, columns, filters = whole_shape("w", 3, w_shape)
+    size = whole_number("capsule", capsule, 1)
     steps, pads = numbers("stride", stride, 2, 1), numbers("padding", padding, 2, 0)
     sizes = [
         (n + 2 * pad - tap) // step + 1
@@ -447,14 +457,14 @@ def capsule_conv2d(
     if min(sizes) < 1:
         raise SpecError(f"the kernel {rows}x{columns} is larger than the padded image")
     extents = {
-        "n": batch, "h": sizes[0], "w": sizes[1], "i": capsule, "j": capsule,
-        "r": rows, "q": columns, "k": capsule, "c": channels, "o": filters,
+        "n": batch, "h": sizes[0], "w": sizes[1], "i": size, "j": size,
+        "r": rows, "q": columns, "k": size, "c": channels, "o": filters,
     }  # fmt: skip
     axes = tuple(Axis(name, extent, name in "rqkc") for name, extent in extents.items())
     shapes = {
-        "x": (batch, height, width, capsule, capsule, channels),
-        "w": (rows, columns, capsule, capsule, channels, filters),
-        "out": (batch, *sizes, capsule, capsule, filters),
+        "x": (batch, height, width, size, size, channels),
+        "w": (rows, columns, size, size, channels, filters),
+        "out": (batch, *sizes, size, size, filters),
     }
     tensors = [Tensor(name, kind, shape, contiguous(shape)) for name, shape in shapes.items()]
     access = Access(axes)

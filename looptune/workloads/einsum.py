@@ -72,8 +72,6 @@ def parse(spec: str, ranks: Sequence[int] | None) -> tuple[list[str], str]:
 
     `ranks` are the operands' ranks, needed where there is an ellipsis. Raises `SpecError`.
     """
-    if not isinstance(spec, str):
-        raise SpecError(f"the spec is {spec!r}; an einsum string such as 'mk,kn->mn' would do")
     if re.search(r"\. +\.|- +>", spec):
         raise SpecError(f"einsum {spec!r}: a space splits a '...' or a '->'")
     text = spec.replace(" ", "")
@@ -213,6 +211,8 @@ def einsum(
     labels that only one of several operands has and the output has not are summed first.
     Raises `SpecError`, naming the label or operand, and `UnsupportedError` for other dtypes.
     """
+    if not isinstance(spec, str):
+        raise SpecError(f"the spec is {spec!r}; an einsum string such as 'mk,kn->mn' would do")
     kind = check_dtype(dtype)
     if bool(shapes) == bool(sizes) and spec.replace(" ", "").strip("->,"):
         raise SpecError(f"einsum {spec!r}: give the operands' shapes or the labels' sizes")
@@ -225,7 +225,11 @@ def einsum(
         given = [shape_by_sizes(spec, labels, sizes or {}) for labels in inputs]
         check_sizes(spec, inputs, sizes or {})
     extents = label_sizes(spec, inputs, given)
-    layouts = [None] * len(given) if strides is None else list(strides)
+    layouts = [None] * len(given) if strides is None else strides
+    if not isinstance(layouts, Sequence):
+        raise SpecError(
+            f"einsum {spec!r}: strides={layouts!r}; a sequence, one an operand, would do"
+        )
     if len(layouts) != len(given):
         raise SpecError(f"einsum {spec!r}: {len(layouts)} strides for {len(given)} operands")
     names = operand_names(len(given))
