@@ -13,7 +13,7 @@ the last place. A float64 FMA is a multiplication, rounded, and an addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
@@ -68,10 +68,12 @@ from looptune.program import (
     Subtract,
     Switch,
     While,
+    walk,
 )
 
 PART_BYTES = 16
 MAX_TRIPS = 10_000_000  # a wrong loop must end
+REGISTERS = frozenset("dst src a b scratch mask pointer scalar counter".split())  # field names
 REDUCE = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 Chunks = Callable[[int], Iterable[tuple[int, int]]]
@@ -129,14 +131,35 @@ def interpret(
     memory |= {0: output, SCRATCH: scratch_of(programs)}
     with np.errstate(all="ignore"):
         for program in programs:
+            check_registers(program)
             for begin, end in chunks(program.trips):
                 run(program, memory, begin, end)
     arrays[0][...] = output.values[index]
 
 
+def check_registers(program: Program) -> None:
+    """Raise `InterpretError` for negative register numbers: Python would count from the end."""
+    for op in walk(program.body):
+        if min(registers_of(op), default=0) < 0:
+            raise InterpretError(f"{op} names a register that the Program does not have")
+
+
+def registers_of(op: Op) -> Iterator[int]:
+    """The numbers of all registers, of any kind, that an operation names."""
+    for name in op._fields:
+        if name in REGISTERS:
+            value: int | tuple[int, ...] = getattr(op, name)
+            yield from value if isinstance(value, tuple) else (value,)
+
+
 def cells_of(array: np.ndarray) -> tuple[np.ndarray, Cells]:
-    """The cells of an array, a copy, and for each of its elements the cell it is."""
+    """The cells of an array, a copy, and for each of its elements the cell it is.
+
+    Raises `InterpretError` where strides lead to elements that are not aligned.
+    """
     size = array.itemsize
+    if any(stride % size for stride in array.strides):
+        raise InterpretError(f"an operand has strides {array.strides}, no multiples of {size}")
     index = np.zeros(array.shape, np.int64)
     for axis, (count, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
         steps = np.arange(count) * (stride // size if count > 1 else 0)
@@ -225,9 +248,12 @@ def pointer(state: State, number: int, op: Op) -> Pointer:
 def span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.ndarray:
     """The `count` elements at pointer + offset, to read or to write.
 
-    Raises `InterpretError` unless all of them are elements of the pointer's operand.
+    Raises `InterpretError` unless all of them are elements of the pointer's operand, and for a
+    negative offset, which a target need not have.
     """
     base = pointer(state, number, op)
+    if offset < 0:
+        raise InterpretError(f"{op}: offset {offset} is negative; pointers may move, offsets not")
     cells = state.memory.get(base.operand)
     if cells is None:
         raise InterpretError(f"{op}: there is no operand {base.operand}")

@@ -83,6 +83,7 @@ def schedule_features(schedule: Schedule) -> Iterator[str]:
     if schedule.vector is not None:
         yield "vector axis chosen"
     yield f"packs {len(schedule.packs)}"
+    yield f"loops {len(schedule.canonical)}"
 
 
 def form_features(schedule: Schedule, target: Target) -> Iterator[str]:

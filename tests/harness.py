@@ -1,9 +1,10 @@
 """The poison harness: runs kernels where every stray access shows.
 
 Operands lie flush against unreadable pages, once at their end and once at their start; outputs
-hold NaN, gaps hold a pattern that must survive, inputs must come back unchanged, and both runs
-must agree to the bit. A stray access beyond a guard page kills the process: big runs go through
-`property_run`, whose workers name the seed they are at.
+hold NaN, gaps hold a pattern that must survive, inputs must come back unchanged, both runs must
+agree to the bit, and so must the registers that belong to the caller. A stray access beyond a
+guard page kills the process: big runs go through `property_run`, whose workers name the seed they
+are at.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
+from iced_x86 import Register
 
 from looptune.backends import backend_for
+from looptune.backends.x86_encode import Immediate, encode
 from looptune.interpret import Chunks, interpret, whole
 from looptune.ir import Nest, Plan, Tensor, plan_of
 from looptune.legalize import legalize
 from looptune.lower import lower
 from looptune.program import Program
 from looptune.reference import check
-from looptune.runtime.memory import install
+from looptune.runtime.memory import Code, install
 from looptune.schedule import Schedule
 from looptune.target import Target
 
@@ -31,9 +34,11 @@ GAP = 0xA5
 NAN_BYTE = 0xFF  # 0xFF.. is a NaN in float32 and float64
 
 Call = Callable[[list[np.ndarray]], object]
-FUNCTION = ctypes.CFUNCTYPE(
-    None, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-)
+FUNCTION = ctypes.CFUNCTYPE(  # a kernel's arguments and its address; gives the bits it spoiled
+    ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
+    ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
+)  # fmt: skip
+KEPT = (Register.RBX, Register.RBP, Register.R12, Register.R13, Register.R14, Register.R15)
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -143,20 +148,43 @@ def run_once(
     return result
 
 
+def guard_registers() -> bytes:
+    """Code that calls the kernel at r8; returns what bits changed in the caller's registers."""
+    marks = [(register, Immediate(0x51525300 + register)) for register in KEPT]
+    return b"".join((
+        *(encode("PUSH_R64", register) for register in KEPT),
+        *(encode("MOV_RM64_IMM32", *mark) for mark in marks),
+        encode("SUB_RM64_IMM8", Register.RSP, Immediate(8)),  # calls want the stack at 16
+        encode("CALL_RM64", Register.R8),
+        encode("ADD_RM64_IMM8", Register.RSP, Immediate(8)),
+        encode("XOR_R32_RM32", Register.EAX, Register.EAX),
+        *(encode("XOR_RM64_IMM32", *mark) for mark in marks),
+        *(encode("OR_R64_RM64", Register.RAX, register) for register in KEPT),
+        *(encode("POP_R64", register) for register in reversed(KEPT)),
+        encode("RETNQ"),
+    ))  # fmt: skip
+
+
+@cache
+def guard() -> Code:
+    """`guard_registers` in memory."""
+    return install(guard_registers())
+
+
 def native(programs: Sequence[Program], chunks: Chunks = whole) -> Call:
     """Legalized Programs as machine code, called straight through ctypes."""
     codes = [install(backend_for(p.target)(p)) for p in programs]
-    functions = [FUNCTION(code.address) for code in codes]
+    checked = FUNCTION(guard().address)
     size = max(p.scratch_bytes for p in programs)
 
     def call(arrays: list[np.ndarray]) -> None:
         pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         scratch, room = guarded(-1, -(-size // 64) * 64, end=True)
         room[:] = NAN_BYTE
-        for program, function in zip(programs, functions, strict=True):
+        for program, code in zip(programs, codes, strict=True):
             for begin, end in chunks(program.trips):
-                function(pointers, scratch.ctypes.data, begin, end)
-        assert codes  # the functions do not keep their memory alive
+                spoiled = checked(pointers, scratch.ctypes.data, begin, end, code.address)
+                assert not spoiled, "a register that belongs to the caller was changed"
 
     return call
 

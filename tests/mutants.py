@@ -157,6 +157,12 @@ MUTANTS = (
         'self.jump("GE", top)',
     ),
     Mutant(
+        "scalars on the stack lie too far apart",
+        "backends/x86.py",
+        "Memory(Register.RSP, 8 * slot)",
+        "Memory(Register.RSP, 9 * slot)",
+    ),
+    Mutant(
         "far displacements are one element off",
         "backends/x86_vector.py",
         'return head + struct.pack("<i", op.offset)',

@@ -199,6 +199,8 @@ REFUSED: list[tuple[str, tuple[Op, ...]]] = [
     ("8 elements at byte 4 of operand 1", (Load(2, 1, 4, 8),)),
     ("1 elements at byte -4 of operand 1", (Step(1, -4), Splat(2, 1, 0, 8))),
     ("at byte 2 of operand 1", (Load(2, 1, 2, 1),)),
+    ("offset -4 is negative", (Step(1, 8), Load(2, 1, -4, 1))),
+    ("offset -8 is negative", (Step(1, 8), Gather(2, 1, 0, -8, 2, 9))),
     ("at byte 60 of scratch", (Base(1, SCRATCH, 60), Load(2, 1, 0, 2))),
     ("there is no operand 5", (Base(1, 5, 0), Load(2, 1, 0, 2))),
     ("writes to operand 1, an input", (Store(0, 1, 0, 8, 9),)),
@@ -211,6 +213,8 @@ REFUSED: list[tuple[str, tuple[Op, ...]]] = [
     ("dst must not be b", (Extremum("max", 2, 0, 2, 9),)),
     ("scratch none of the others", (Extremum("max", 2, 0, 1, 1),)),
     ("a register that the Program does not have", (Move(2, 16),)),
+    (r"Move\(dst=2, src=-1\) names a register that", (Move(2, -1),)),
+    (r"names a register that the Program", (Reduce("add", 2, 0, (9, -1)),)),
     ("over 10000000 iterations", (Set(2, 1), Loop(2, 0, ()))),
 ]
 
@@ -235,6 +239,12 @@ def test_gaps_and_neighbours_are_refused() -> None:
     with pytest.raises(InterpretError, match="8 elements at byte 0 of operand 1"):
         interpret(program(Base(1, 1, 0), load), [wide.copy(), wide[:, :5], B])
     interpret(program(Base(1, 1, 64), load), [wide.copy(), wide[:, :8], B])
+
+
+def test_unaligned_elements_are_refused() -> None:
+    records = np.zeros(8, [("number", np.float32), ("tag", np.int16)])
+    with pytest.raises(InterpretError, match=r"strides \(6,\), no multiples of 4"):
+        interpret(program(), [np.zeros(8, np.float32), records["number"], B])
 
 
 def test_negative_strides_reach_below_the_pointer() -> None:

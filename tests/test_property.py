@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 from multiprocessing.connection import Connection
 
+import harness
 import numpy as np
 import property_run
 import pytest
-from harness import GAP, Call, compiled, pages, place, run_poisoned
+from harness import GAP, Call, compiled, interpreted, pages, place, programs_of, run_poisoned
 from property_run import campaign, check_case, main
 from random_nests import random_case, random_chunks, random_nest
 from test_lower import nest_of
 
 from looptune.host import runs
 from looptune.ir import Tensor
-from looptune.schedule import Schedule, replay
-from looptune.target import TARGETS
+from looptune.schedule import Schedule, parse_order, replay
+from looptune.target import TARGETS, Target
 
 AVX2 = TARGETS["avx2"]
 MATMUL = nest_of("mk,kn->mn", m=3, k=4, n=5)
@@ -118,10 +119,27 @@ def test_operands_are_flush_with_the_guard_pages() -> None:
     assert pages(0, 1) is pages(0, 1)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+@pytest.mark.parametrize("order", ["m:6 n:16 k m n", "m:6 n:16 k:4 m n k", "n:16 m k n"])
+def test_register_tiles_in_the_interpreter(order: str, target: Target) -> None:
+    """Random nests seldom fold a broadcast into every term, which is what a matmul does."""
+    nest = nest_of("mk,kn->mn", m=31, k=9, n=35)
+    call = interpreted(programs_of(parse_order(nest, order, "n"), target))
+    run_poisoned(nest, call, np.random.default_rng(1), exact=True)
+
+
 @needs_host
 def test_machine_code_runs_in_the_harness() -> None:
     call = compiled(Schedule(MATMUL), AVX2)
     run_poisoned(MATMUL, call, np.random.default_rng(1), exact=True)
+
+
+@needs_host
+def test_harness_catches_a_register_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil = bytes.fromhex("49 ff c6 c3")  # inc r14; ret
+    monkeypatch.setattr(harness, "backend_for", lambda target: lambda program: spoil)
+    with pytest.raises(AssertionError, match="belongs to the caller was changed"):
+        run_poisoned(MATMUL, compiled(Schedule(MATMUL), AVX2), np.random.default_rng(0))
 
 
 def crash(seed: int, *_: object) -> property_run.Report:
