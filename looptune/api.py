@@ -7,6 +7,7 @@ it is among the last `CACHE_SIZE` used.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -37,18 +38,30 @@ def cached_kernel(key: Hashable, make: Callable[[], Kernel]) -> Kernel:
             _kernels.move_to_end(key)
             return kernel
         turn = _making.setdefault(key, threading.Lock())
-    with turn:
-        with _lock:
-            kernel = _kernels.get(key)
-        if kernel is None:
-            kernel = make()
+    try:
+        with turn:
             with _lock:
-                _kernels[key] = kernel
-                while len(_kernels) > CACHE_SIZE:
-                    _kernels.popitem(last=False)
-    with _lock:
-        _making.pop(key, None)
+                kernel = _kernels.get(key)
+            if kernel is None:
+                kernel = make()
+                with _lock:
+                    _kernels[key] = kernel
+                    while len(_kernels) > CACHE_SIZE:
+                        _kernels.popitem(last=False)
+    finally:
+        with _lock:
+            _making.pop(key, None)
     return kernel
+
+
+def forget_locks() -> None:
+    """Fresh locks in a forked child: another thread may have held them at the fork."""
+    global _lock
+    _lock = threading.Lock()
+    _making.clear()
+
+
+os.register_at_fork(after_in_child=forget_locks)
 
 
 def clear_cache() -> None:
@@ -160,7 +173,7 @@ def einsum(
             out_strides=out_strides,
         )
 
-    result = run_plan(("einsum", spec), make, arrays, out, threads)
+    result = run_plan(("einsum", repr(spec)), make, arrays, out, threads)
     return result if out is not None else like(operands[0], result)
 
 
@@ -202,7 +215,12 @@ def conv2d(
     threads: int | None = None,
 ) -> object:
     """`torch.nn.functional.conv2d`: x in `layout`, w as (out, in / groups, height, width)."""
-    image, weights = common_arrays((x, w))
+    image, weights, *offsets = common_arrays((x, w) if bias is None else (x, w, bias))
+    if offsets:
+        if offsets[0].shape != weights.shape[:1]:
+            raise ArgumentError(f"bias has shape {offsets[0].shape}; {weights.shape[:1]} would do")
+        if out is not None and np.may_share_memory(out, offsets[0]):
+            offsets[0] = offsets[0].copy()
 
     def make(out_strides: tuple[int, ...] | None) -> Plan:
         return conv2d_plan(
@@ -218,12 +236,8 @@ def conv2d(
             out_strides=out_strides,
         )
 
-    key = ("conv2d", str(stride), str(padding), str(dilation), groups, layout)
+    key = ("conv2d", *map(repr, (stride, padding, dilation, groups, layout)))
     result = run_plan(key, make, (image, weights), out, threads)
-    if bias is not None:
-        (offsets,) = common_arrays((bias,))
-        channels = weights.shape[0]
-        if offsets.shape != (channels,):
-            raise ArgumentError(f"bias has shape {offsets.shape}; ({channels},) would do")
-        result += offsets.reshape((-1, 1, 1)) if layout == "NCHW" else offsets
+    if offsets:
+        result += offsets[0].reshape((-1, 1, 1)) if layout == "NCHW" else offsets[0]
     return result if out is not None else like(x, result)

@@ -46,10 +46,15 @@ class Machine:
 
 
 @lru_cache(maxsize=1)
+def read_cpuinfo() -> str:
+    """The text of /proc/cpuinfo; a failure is not remembered."""
+    return CPUINFO.read_text()
+
+
 def cpu_text() -> str:
     """The text of /proc/cpuinfo, empty where there is none."""
     try:
-        return CPUINFO.read_text()
+        return read_cpuinfo()
     except OSError:
         return ""
 
@@ -126,12 +131,12 @@ def thread_count(threads: int | None = None) -> int:
 
     Never more than this process may run on: its affinity and its cgroup's quota.
     """
-    wanted: int | None = threads
+    wanted: object = threads
     source = "threads"
     for variable in ("LOOPTUNE_NUM_THREADS", "OMP_NUM_THREADS"):
         if wanted is None and (text := os.environ.get(variable, "").split(",")[0].strip()):
             source = variable
-            wanted = int(text) if text.lstrip("+-").isdecimal() else -1
+            wanted = int(text) if text.isdecimal() else text
     if wanted is None:
         return 1
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:

@@ -297,6 +297,12 @@ class Plan:
             raise NestError(
                 f"two tensors of the plan share a name: {[t.name for t in self.tensors]}"
             )
+        for temporary in self.temporaries:
+            if temporary.strides != contiguous(temporary.shape):
+                raise NestError(
+                    f"temporary {temporary.name} has strides {temporary.strides}; "
+                    "row-major ones would do"
+                )
         for nest in self.nests:
             for operand in nest.operands:
                 tensor = known.get(operand.name)
@@ -309,6 +315,9 @@ class Plan:
                         f"{operand.name} is {tensor.dtype}{list(tensor.shape)} in the plan and "
                         f"{operand.dtype}{list(operand.shape)} in a nest"
                     )
+
+                check_strides(operand, tensor)
+        check_order(self)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -345,6 +354,33 @@ class Plan:
 
     def __iter__(self) -> Iterator[Nest]:
         return iter(self.nests)
+
+
+def check_strides(operand: Operand, tensor: Tensor) -> None:
+    """Raise `NestError` unless the nest walks the memory that the tensor has."""
+    for size, found, wanted in zip(tensor.shape, operand.strides, tensor.strides, strict=True):
+        if size > 1 and 0 not in tensor.shape and found != wanted:
+            raise NestError(
+                f"{operand.name} has strides {tensor.strides} in the plan and {operand.strides} "
+                "in a nest"
+            )
+
+
+def check_order(plan: Plan) -> None:
+    """Raise `NestError` unless every tensor is written before it is read, and inputs never."""
+    inputs = {tensor.name for tensor in plan.inputs}
+    written = set(inputs)
+    for nest in plan.nests:
+        for operand in nest.inputs:
+            if operand.name not in written or operand.name == nest.output.name:
+                raise NestError(f"a nest reads {operand.name} before it is written")
+        if nest.output.name in inputs:
+            raise NestError(f"a nest writes to the input {nest.output.name}")
+        if nest.accumulate and nest.output.name not in written | {plan.output.name}:
+            raise NestError(f"a nest adds to {nest.output.name} before it is written")
+        written.add(nest.output.name)
+    if plan.output.name not in written:
+        raise NestError(f"no nest of the plan writes to its output {plan.output.name}")
 
 
 def plan_of(nest: Nest, spec: str = "") -> Plan:

@@ -30,6 +30,12 @@ class Loop:
     axis: int
     step: int = 1
 
+    def __post_init__(self) -> None:
+        if self.axis < 0 or self.step < 1:
+            raise ScheduleError(
+                f"loop over axis {self.axis} in steps of {self.step}; 0 and 1 are least"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -67,6 +73,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.loops and not self.actions:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
+        check_loops(self)
         packed = {pack.operand for pack in self.packs}
         required = tuple(
             Pack(number, tuple(range(len(operand.dims))))
@@ -129,6 +136,28 @@ class Schedule:
             marks += ["parallel"] if self.parallel == at else []
             lines.append("  " * depth + f"for {self.name(at)}  ({', '.join(map(str, marks))})")
         return "\n".join(lines)
+
+
+def check_loops(schedule: Schedule) -> None:
+    """Raise `ScheduleError` unless every axis is walked in shrinking steps down to 1, and the
+    parallel loop is the outermost over a spatial axis."""
+    axes = schedule.nest.axes
+    steps: dict[int, list[int]] = {axis: [] for axis in range(len(axes))}
+    for at, loop in enumerate(schedule.loops):
+        if loop.axis not in steps:
+            raise ScheduleError(f"loop {at} is over axis {loop.axis}; the nest has {len(axes)}")
+        if at == schedule.parallel and (steps[loop.axis] or axes[loop.axis].reduction):
+            raise ScheduleError(f"parallel loop {at} is a reduction or not outermost over its axis")
+        steps[loop.axis].append(loop.step)
+    for axis, found in steps.items():
+        if found != sorted(set(found), reverse=True) or found[-1:] != [1]:
+            raise ScheduleError(
+                f"the loops over {axes[axis].name} have steps {found}; they shrink to 1"
+            )
+    if schedule.parallel is not None and not 0 <= schedule.parallel < len(schedule.loops):
+        raise ScheduleError(f"no loop {schedule.parallel} to run in parallel")
+    if schedule.vector is not None and schedule.vector not in steps:
+        raise ScheduleError(f"no axis {schedule.vector} to spread over lanes")
 
 
 def loop_at(schedule: Schedule, at: int, primitive: str) -> Loop:

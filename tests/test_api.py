@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -218,6 +220,73 @@ def test_conv2d_refuses_a_bias_that_does_not_fit():
     x, w = randoms((1, 3, 5, 5), (4, 3, 3, 3))
     with pytest.raises(ArgumentError, match=r"bias has shape \(3,\); \(4,\) would do"):
         looptune.conv2d(x, w, np.zeros(3, np.float32))
+
+
+def test_a_bias_may_share_memory_with_out():
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((2, 1, 2, 2), np.float32)
+    out = np.full((1, 2, 3, 3), 7, np.float32)
+    assert (looptune.conv2d(x, w, out[0, :, 0, 0], out=out) == 11).all()
+
+
+def test_a_bad_bias_leaves_out_alone_and_a_wide_one_promotes():
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((2, 1, 2, 2), np.float32)
+    out = np.full((1, 2, 3, 3), 7, np.float32)
+    with pytest.raises(ArgumentError, match="bias has shape"):
+        looptune.conv2d(x, w, np.zeros(3, np.float32), out=out)
+    assert (out == 7).all()
+    assert looptune.conv2d(x, w, np.full(2, 1e300)).dtype == np.float64
+
+
+def test_options_mean_the_same_cold_and_cached():
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((2, 1, 2, 2), np.float32)
+    looptune.conv2d(x, w, stride=1, groups=1)
+    for options in ({"stride": "1"}, {"groups": 1.0}, {"groups": True}, {"groups": [1]}):
+        with pytest.raises(SpecError):
+            looptune.conv2d(x, w, **options)
+
+
+def test_failed_builds_leave_no_lock_behind():
+    with pytest.raises(SpecError):
+        looptune.einsum("ij->k", np.ones((2, 2), np.float32))
+    assert not api._making
+
+
+def test_lazily_negated_tensors_keep_their_sign():
+    torch = pytest.importorskip("torch")
+    negated = torch._neg_view(torch.ones(3, 4))
+    torch.testing.assert_close(looptune.matmul(negated, torch.ones(4, 5)), -4 * torch.ones(3, 5))
+    kernel = looptune.optimize("mk,kn->mn", m=3, n=5, k=4)
+    with pytest.raises(ArgumentTypeError, match="out is a negated view"):
+        kernel(torch.ones(3, 4), torch.ones(4, 5), out=torch._neg_view(torch.ones(3, 5)))
+
+
+def test_locks_held_at_a_fork_do_not_hang_the_child():
+    script = """
+import os, threading
+import numpy as np
+import looptune
+from looptune import api
+from looptune.runtime import memory
+a = np.ones((3, 3), np.float32)
+looptune.matmul(a, a)
+held, go = threading.Event(), threading.Event()
+def hold():
+    with memory._lock, api._lock:
+        held.set()
+        go.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    good = (looptune.matmul(a[:2], a) == 3).all()
+    os._exit(0 if good else 1)
+go.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_kernels_are_cached_and_bounded(monkeypatch):

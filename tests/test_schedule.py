@@ -243,6 +243,22 @@ def test_identity_is_the_same_in_every_process_case_50() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Schedule(MATMUL.nest, parallel=1), "parallel loop 1 is a reduction"),
+        (lambda: Schedule(MATMUL.nest, parallel=99), "no loop 99"),
+        (lambda: Schedule(MATMUL.nest, vector=9), "no axis 9"),
+        (lambda: Schedule(MATMUL.nest, (Loop(9),)), "loop 0 is over axis 9"),
+        (lambda: Schedule(MATMUL.nest, (Loop(0), Loop(1))), r"have steps \[\]; they shrink to 1"),
+        (lambda: Loop(0, 0), "in steps of 0"),
+    ],
+)
+def test_schedules_cannot_be_ill_formed(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        make()
+
+
 def test_the_table_names_every_primitive() -> None:
     names = {"split", "swap", "reorder", "merge", "vectorize", "pack", "parallel"}
     assert set(PRIMITIVES) == names

@@ -248,6 +248,34 @@ def test_nests_cannot_be_ill_formed(make, message):
 TENSOR = Tensor("t", "float32", (4,), (1,))
 
 
+def copy(out: str, read: str, stride: int = 1) -> Nest:
+    """`out[i] = read[i]`, the read walking its tensor with a stride."""
+    source = Operand(read, "float32", (Dim(4, stride, (1,)),))
+    return Nest((Axis("i", 4),), Operand(out, "float32", (ONE,)), (source,))
+
+
+def vector(name: str, stride: int = 1) -> Tensor:
+    return Tensor(name, "float32", (4,), (stride,))
+
+
+@pytest.mark.parametrize(
+    ("nests", "temporaries", "message"),
+    [
+        ([copy("o", "a", 3)], [], r"a has strides \(1,\) in the plan and \(3,\) in a nest"),
+        ([copy("t", "a"), copy("o", "t")], [vector("t", -9)], r"temporary t has strides \(-9,\)"),
+        ([], [], "no nest of the plan writes to its output o"),
+        ([copy("t", "a")], [vector("t")], "no nest of the plan writes to its output o"),
+        ([copy("o", "o")], [], "reads o before it is written"),
+        ([copy("o", "t")], [vector("t")], "reads t before it is written"),
+        ([copy("a", "b"), copy("o", "a")], [], "writes to the input a"),
+    ],
+)
+def test_plans_write_before_they_read_and_walk_the_memory_there_is(nests, temporaries, message):
+    inputs = (vector("a"), vector("b"))
+    with pytest.raises(NestError, match=message):
+        Plan(tuple(nests), inputs, vector("o"), tuple(temporaries))
+
+
 def operand(dim: Dim, dtype: str = "float32") -> Operand:
     return Operand("x", dtype, (dim,))  # type: ignore[arg-type]
 

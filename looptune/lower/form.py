@@ -224,7 +224,7 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     if shared is not None:
         scope = max(scope, shared + 1)
     ranges = range_sets(nest, loops)
-    while scope < len(loops) and reach(nest, loops[scope:], ranges[scope]) > furthest(target):
+    while scope < len(loops) and reach(nest, loops[scope:], ranges[scope]) > furthest(target) // 2:
         scope += 1
     form, size = at_scope(Form(nest, target, loops, vector, scope, ranges, (), (), (), shared))
     while size > target.code_instructions and form.leads_with_space:

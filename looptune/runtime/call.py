@@ -81,6 +81,10 @@ def as_array(operand: Any, position: int) -> np.ndarray:
     """
     if isinstance(operand, np.ndarray):
         return operand
+    if getattr(operand, "is_neg", bool)():  # torch's lazy minus sign, which DLPack drops
+        if position < 0:
+            raise ArgumentTypeError("out is a negated view; out.resolve_neg() would do")
+        operand = operand.resolve_neg()
     try:
         if hasattr(operand, "__dlpack__") and not isinstance(operand, np.generic):
             return np.from_dlpack(detached(operand))

@@ -111,9 +111,10 @@ def install(code: bytes) -> Code:
 
 
 def forget_arena() -> None:
-    """Start a fresh arena: a forked child must not write into pages its parent executes."""
-    global _current
-    _current = None
+    """Start afresh in a forked child: it must not write into pages its parent executes, and a
+    lock that another thread held at the fork would never be released."""
+    global _current, _lock
+    _current, _lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=forget_arena)

@@ -135,9 +135,9 @@ def numbers(name: str, value: Any, rank: int, least: int) -> Shape:
 def pad_pairs(value: object, kernel: Shape, stride: Shape, dilation: Shape) -> tuple[Shape, Shape]:
     """Padding before and after each dimension."""
     rank = len(kernel)
-    if value == "valid":
+    if isinstance(value, str) and value == "valid":
         return (0,) * rank, (0,) * rank
-    if value == "same":
+    if isinstance(value, str) and value == "same":
         if any(step != 1 for step in stride):
             raise SpecError(f"padding='same' needs a stride of 1, not {stride}, as in torch")
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
