@@ -73,7 +73,10 @@ def clear_cache() -> None:
 def common_arrays(operands: Sequence[object]) -> list[np.ndarray]:
     """Operands as arrays of one dtype, the wider where they differ, as NumPy promotes."""
     arrays = [np.asarray(as_array(operand, i)) for i, operand in enumerate(operands)]
-    dtype = np.result_type(*arrays)
+    try:
+        dtype = np.result_type(*arrays)
+    except np.exceptions.DTypePromotionError:
+        dtype = np.dtype(object)
     if dtype.name not in ITEM_BYTES:
         raise UnsupportedError(
             f"operands of {[a.dtype.name for a in arrays]}: {sorted(ITEM_BYTES)} are supported"
@@ -174,7 +177,10 @@ def einsum(
         )
 
     result = run_plan(("einsum", repr(spec)), make, arrays, out, threads)
-    return result if out is not None else like(operands[0], result)
+    if out is not None:
+        return result
+    scalar = result.ndim == 0 and isinstance(operands[0], np.ndarray | np.generic)
+    return result[()] if scalar else like(operands[0], result)
 
 
 def matmul(
@@ -197,8 +203,9 @@ def matmul(
     )
     first, second = (s if "..." in kept else s.replace("...", "") for s in (first, second))
     result = einsum(f"{first},{second}->{kept}", left, right, out=out, threads=threads)
-    assert isinstance(result, np.ndarray)
-    return result if out is not None else like(a, result)
+    if isinstance(a, np.ndarray | np.generic) or out is not None:
+        return result
+    return like(a, np.asarray(result))
 
 
 def conv2d(

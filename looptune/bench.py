@@ -299,9 +299,10 @@ def render(result: dict[str, object]) -> str:
             f"{1e3 * float(str(row['codegen_s'])):6.2f}ms " + " ".join(ratios)
             + ("" if row["correct"] else "  WRONG: " + str(row["error"]))
         )  # fmt: skip
-    versus: dict[str, float] = means["vs"]  # type: ignore[assignment]
-    summary = ", ".join(f"{value:.3f}x {name}" for name, value in versus.items())
-    lines += ["", f"geometric mean: {means['fraction_of_peak']:.3f} of peak, {summary}"]
+    versus: dict[str, float | None] = means["vs"]  # type: ignore[assignment]
+    found = [f"{means['fraction_of_peak']:.3f} of peak"] if means["fraction_of_peak"] else []
+    found += [f"{value:.3f}x {name}" for name, value in versus.items() if value]
+    lines += ["", f"geometric mean: {', '.join(found) or 'nothing was timed'}"]
     skipped: list[dict[str, str]] = result["skipped"]  # type: ignore[assignment]
     lines += [f"not supported: {item['id']}: {item['reason']}" for item in skipped]
     return "\n".join(lines)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
-    options.add_argument("--threads", type=int, default=None)
+    options.add_argument("--threads", type=count, default=None)
     add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
                   [options, output_options()])  # fmt: skip
 
@@ -59,15 +62,43 @@ def parser() -> argparse.ArgumentParser:
     job = jobs.add_parser("bench", help=help_text, parents=[target_option(), output_options()])
     job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
     job.add_argument("--against", default="numpy", help="comma-separated: numpy,torch")
-    job.add_argument("--threads", type=int, default=None)
-    job.add_argument("--rounds", type=int, default=15, help="interleaved rounds a workload")
-    job.add_argument("--seconds", type=float, default=0.5, help="timing a workload, in all")
+    job.add_argument("--threads", type=count, default=None)
+    job.add_argument("--rounds", type=count, default=15, help="interleaved rounds a workload")
+    job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
 
     help_text = "measure peak FLOPS and streaming bandwidth of one core"
     jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
     help_text = "say what works on this machine, and what does not"
     jobs.add_parser("doctor", help=help_text, parents=[output_options()])
     return top
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite number of seconds, at least 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return found
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written, so that the work is not lost at its end."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is read-only")
+    return path
 
 
 def target_option() -> argparse.ArgumentParser:
@@ -81,7 +112,8 @@ def output_options() -> argparse.ArgumentParser:
     """`--json` and `--output`."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--json", action="store_true", help="print JSON instead of text")
-    options.add_argument("--output", type=Path, default=None, help="write the JSON to this file")
+    help_text = "write the JSON to this file"
+    options.add_argument("--output", type=output_file, default=None, help=help_text)
     return options
 
 
@@ -150,11 +182,13 @@ def one_or_two(values: list[int]) -> int | tuple[int, ...]:
 
 def label_sizes(words: Sequence[str]) -> dict[str, int]:
     """`["m=64", "n=32"]` as sizes; raises `SpecError` for anything else."""
-    sizes = {}
+    sizes: dict[str, int] = {}
     for word in words:
         label, equals, size = word.partition("=")
-        if not equals or len(label) != 1 or not size.isdecimal():
+        if not equals or len(label) != 1 or not re.fullmatch("[0-9]{1,19}", size):
             raise SpecError(f"{word!r} is no label=size, as in m=64")
+        if label in sizes:
+            raise SpecError(f"label {label!r} has two sizes, {sizes[label]} and {size}")
         sizes[label] = int(size)
     return sizes
 
@@ -331,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecError, UnsupportedError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 2
-    except LooptuneError as error:
+    except (LooptuneError, MemoryError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 1
 

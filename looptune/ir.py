@@ -25,6 +25,20 @@ Reduction = Literal["add", "max", "min"]
 
 ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8}
 IDENTITY: dict[str, float] = {"add": 0.0, "max": -math.inf, "min": math.inf}
+LARGEST = (1 << 62) - 1  # bytes: addresses, and twice as much in a sum, fit 64 bits
+
+
+def check_whole(what: str, *values: object, least: int = -LARGEST) -> None:
+    """Raise `NestError` unless every value is an int between `least` and `LARGEST`."""
+    for value in values:
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise NestError(f"{what} is {value!r}; a whole number of at least {least} would do")
+
+
+def check_instances(what: str, values: object, kind: type) -> None:
+    """Raise `NestError` unless `values` is a tuple of `kind`."""
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        raise NestError(f"{what} are {values!r}; a tuple of {kind.__name__} would do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +50,9 @@ class Axis:
     reduction: bool = False
 
     def __post_init__(self) -> None:
-        if self.extent < 0:
-            raise NestError(f"axis {self.name} has extent {self.extent}; extents start at 0")
+        if not isinstance(self.name, str):
+            raise NestError(f"an axis has name {self.name!r}; a string would do")
+        check_whole(f"the extent of axis {self.name}", self.extent, least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +69,11 @@ class Dim:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 0:
-            raise NestError(f"a dimension has size {self.size}; sizes start at 0")
+        check_whole("the size of a dimension", self.size, least=0)
+        check_whole("the stride of a dimension", self.stride)
+        check_whole("the offset of a dimension", self.offset)
+        check_instances("the coefficients of a dimension", self.coefficients, int)
+        check_whole("a coefficient of a dimension", *self.coefficients)
         if self.size <= 1 and self.stride:
             object.__setattr__(self, "stride", 0)
 
@@ -77,6 +95,11 @@ class Operand:
     dtype: DType
     dims: tuple[Dim, ...]
     fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_instances(f"the dimensions of {self.name}", self.dims, Dim)
+        if self.dtype not in ITEM_BYTES:
+            raise NestError(f"{self.name} has dtype {self.dtype!r}; {sorted(ITEM_BYTES)} would do")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,9 +157,12 @@ class Nest:
     accumulate: bool = False
 
     def __post_init__(self) -> None:
+        check_instances("the axes of a nest", self.axes, Axis)
+        check_instances("the inputs of a nest", self.inputs, Operand)
+        check_instances("the output of a nest", (self.output,), Operand)
         if len(self.inputs) not in (1, 2):
             raise NestError(f"a nest reads one or two operands, not {len(self.inputs)}")
-        if self.reduction not in IDENTITY:
+        if self.reduction not in tuple(IDENTITY):
             raise NestError(f"reduction {self.reduction!r} is none of {sorted(IDENTITY)}")
         for operand in self.operands:
             check_access(operand, self.axes, self.output.dtype)
@@ -221,8 +247,6 @@ def access_text(operand: Operand, names: list[str]) -> str:
 
 def check_access(operand: Operand, axes: tuple[Axis, ...], dtype: DType) -> None:
     """Raise `NestError` unless the access names every axis and the dtype is the nest's."""
-    if operand.dtype not in ITEM_BYTES:
-        raise NestError(f"{operand.name} has dtype {operand.dtype}; {sorted(ITEM_BYTES)} would do")
     if operand.dtype != dtype:
         raise NestError(f"{operand.name} is {operand.dtype} in a {dtype} nest")
     for number, dim in enumerate(operand.dims):
@@ -266,6 +290,19 @@ class Tensor:
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_instances(f"the sizes of {self.name}", self.shape, int)
+        check_instances(f"the strides of {self.name}", self.strides, int)
+        check_whole(f"a size of {self.name}", *self.shape, least=0)
+        check_whole(f"a stride of {self.name}", *self.strides)
+        steps = zip(self.shape, self.strides, strict=True)
+        span = sum((size - 1) * abs(stride) for size, stride in steps if size > 1)
+        if 0 not in self.shape and max(span, math.prod(self.shape)) > LARGEST // 8:
+            raise NestError(
+                f"{self.name} of shape {self.shape} and strides {self.strides} spans more than "
+                f"{LARGEST} bytes"
+            )
 
     @property
     def bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -90,11 +90,10 @@ def ratio(other: Samples, ours: Samples) -> float:
     return float(np.median([theirs / mine for theirs, mine in rounds]))
 
 
-def geomean(values: Sequence[float]) -> float:
-    """Geometric mean; NaN of none."""
-    if not values:
-        return math.nan
-    return math.exp(sum(math.log(value) for value in values) / len(values))
+def geomean(values: Iterable[float]) -> float | None:
+    """Geometric mean of those that are positive (an empty kernel has no rate); None of none."""
+    logs = [math.log(value) for value in values if value > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def empty_as(tensor: Tensor) -> np.ndarray:

@@ -12,9 +12,11 @@ loops that make one trip.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -31,6 +33,8 @@ class Loop:
     step: int = 1
 
     def __post_init__(self) -> None:
+        if type(self.axis) is not int or type(self.step) is not int:
+            raise ScheduleError(f"loop over axis {self.axis!r} in steps of {self.step!r}")
         if self.axis < 0 or self.step < 1:
             raise ScheduleError(
                 f"loop over axis {self.axis} in steps of {self.step}; 0 and 1 are least"
@@ -71,6 +75,10 @@ class Schedule:
     actions: tuple[Action, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.nest, Nest):
+            raise ScheduleError(f"a schedule of {self.nest!r}; a Nest would do")
+        if not all(isinstance(loop, Loop) for loop in self.loops):
+            raise ScheduleError(f"a schedule with loops {self.loops!r}; a tuple of Loop would do")
         if not self.loops and not self.actions:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
@@ -162,7 +170,7 @@ def check_loops(schedule: Schedule) -> None:
 
 def loop_at(schedule: Schedule, at: int, primitive: str) -> Loop:
     """The loop at position `at`; raises `ScheduleError` with the loops there are."""
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(schedule.loops):
+    if type(at) is not int or not 0 <= at < len(schedule.loops):
         raise ScheduleError(
             f"{primitive}: no loop {at!r}; the loops are 0..{len(schedule.loops) - 1} "
             f"({schedule.order})"
@@ -175,9 +183,17 @@ def axis_named(schedule: Schedule, axis: int | str, primitive: str) -> int:
     names = [a.name for a in schedule.nest.axes]
     if isinstance(axis, str) and axis in names:
         return names.index(axis)
-    if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis < len(names):
+    if type(axis) is int and 0 <= axis < len(names):
         return axis
     raise ScheduleError(f"{primitive}: no axis {axis!r}; the axes are {names}")
+
+
+def permutation(order: Iterable[int], count: int, what: str) -> tuple[int, ...]:
+    """`order` as a tuple; raises `ScheduleError` unless it holds 0..count - 1 once each."""
+    found = tuple(order) if isinstance(order, Iterable) else (order,)
+    if any(type(n) is not int for n in found) or sorted(found) != list(range(count)):
+        raise ScheduleError(f"{what} {order!r}: a permutation of 0..{count - 1} would do")
+    return found
 
 
 def after(schedule: Schedule, name: str, *arguments: object, **changes: object) -> Schedule:
@@ -194,7 +210,7 @@ def split(schedule: Schedule, at: int, factor: int) -> Schedule:
     """
     loop = loop_at(schedule, at, "split")
     trips = schedule.trips(at)
-    if isinstance(factor, bool) or not isinstance(factor, int) or not 2 <= factor <= trips:
+    if type(factor) is not int or not 2 <= factor <= trips:
         raise ScheduleError(
             f"split: loop {at} ({schedule.name(at)}) makes {trips} trips; "
             f"a factor of {factor!r} is not in 2..{trips}"
@@ -212,11 +228,7 @@ def reorder(schedule: Schedule, order: Iterable[int]) -> Schedule:
 
     for i: for j: s(i, j)    -- reorder([1, 0]) -->    for j: for i: s(i, j)
     """
-    order = tuple(order)
-    if sorted(order) != list(range(len(schedule.loops))):
-        raise ScheduleError(
-            f"reorder: {list(order)} is no permutation of 0..{len(schedule.loops) - 1}"
-        )
+    order = permutation(order, len(schedule.loops), "reorder: loops")
     loops = tuple(schedule.loops[at] for at in order)
     for axis in {loop.axis for loop in loops}:
         steps = [loop.step for loop in loops if loop.axis == axis]
@@ -275,22 +287,15 @@ def pack(
     reads outside the tensor is filled in the copy.
     """
     operands = schedule.nest.operands
-    if (
-        isinstance(operand, bool)
-        or not isinstance(operand, int)
-        or not 0 <= operand < len(operands)
-    ):
+    if type(operand) is not int or not 0 <= operand < len(operands):
         raise ScheduleError(f"pack: no operand {operand!r}; the inputs are 1..{len(operands) - 1}")
     if operand == 0:
         raise ScheduleError("pack: the output cannot be packed at the root; inputs can")
     if at != "root":
         raise ScheduleError(f"pack: at={at!r}; inputs are packed at 'root'")
     rank = len(operands[operand].dims)
-    order = tuple(range(rank)) if order is None else tuple(order)
-    if sorted(order) != list(range(rank)):
-        raise ScheduleError(
-            f"pack: {list(order)} is no order of the {rank} dimensions of {operands[operand].name}"
-        )
+    what = f"pack: dimensions of {operands[operand].name}"
+    order = tuple(range(rank)) if order is None else permutation(order, rank, what)
     packs = tuple(p for p in schedule.packs if p.operand != operand)
     return after(schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at)))
 
@@ -319,11 +324,31 @@ PRIMITIVES: dict[str, Callable[..., Schedule]] = {
 def replay(nest: Nest, actions: Iterable[Action]) -> Schedule:
     """Apply recorded actions to the untuned nest; the same list gives the same schedule."""
     schedule = Schedule(nest)
-    for name, arguments in actions:
-        if name not in PRIMITIVES:
-            raise ScheduleError(f"replay: no primitive {name!r}; there are {sorted(PRIMITIVES)}")
-        schedule = PRIMITIVES[name](schedule, *arguments)
+    if not isinstance(actions, Iterable):
+        raise ScheduleError(f"replay: {actions!r} is no list of actions")
+    for number, action in enumerate(actions):
+        match action:
+            case (str(name), tuple() | list() as arguments):
+                schedule = applied(schedule, number, name, arguments)
+            case _:
+                raise ScheduleError(
+                    f"replay: action {number} is {action!r}; (primitive, arguments) would do"
+                )
     return schedule
+
+
+def applied(schedule: Schedule, number: int, name: str, arguments: Sequence[object]) -> Schedule:
+    """`schedule` after the recorded action of this number."""
+    if name not in PRIMITIVES:
+        raise ScheduleError(f"replay: no primitive {name!r}; there are {sorted(PRIMITIVES)}")
+    primitive = PRIMITIVES[name]
+    try:
+        inspect.signature(primitive).bind(schedule, *arguments)
+    except TypeError as reason:
+        raise ScheduleError(
+            f"replay: action {number}, {name}{tuple(arguments)}: {reason}"
+        ) from None
+    return primitive(schedule, *arguments)
 
 
 def parse_order(nest: Nest, text: str, vector: str | None = None) -> Schedule:
@@ -333,10 +358,12 @@ def parse_order(nest: Nest, text: str, vector: str | None = None) -> Schedule:
     divide one another.
     """
     names = [axis.name for axis in nest.axes]
+    if not isinstance(text, str):
+        raise ScheduleError(f"order {text!r} is no string such as 'm:6 n:16 k m n'")
     wanted = []
     for word in text.split():
-        name, _, step = word.partition(":")
-        if name not in names or (step and not step.isdecimal()):
+        name, colon, step = word.partition(":")
+        if name not in names or (colon and not re.fullmatch("[0-9]{1,18}", step)):
             raise ScheduleError(f"order {text!r}: {word!r} is no `axis:step` over {names}")
         wanted.append(Loop(names.index(name), int(step or 1)))
     schedule = Schedule(nest)

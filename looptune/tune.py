@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from looptune.build import build
 from looptune.default import default_schedule
-from looptune.errors import SpecError, UnsupportedError
+from looptune.errors import ArgumentTypeError, SpecError, UnsupportedError
 from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan, plan_of
 from looptune.measure import random_arrays
@@ -20,6 +20,7 @@ from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
 from looptune.target import Target, target_named
 from looptune.workloads import einsum
+from looptune.workloads.einsum import whole_numbers
 
 Strategy = Callable[[Nest, Target, int], Schedule]
 STRATEGIES: dict[str, Strategy] = {"default": default_schedule}
@@ -35,7 +36,8 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("seconds", "measurements"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
+            kinds = (int, float) if name == "seconds" else (int,)
+            if value is not None and not (type(value) in kinds and value >= 0):
                 raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
 
 
@@ -85,6 +87,7 @@ def optimize(
     chosen = strategy_named(strategy)
     refuse("epilogue", epilogue)
     refuse("policy", policy)
+    check_options(verify, seed)
     limits = budget if isinstance(budget, Budget) else Budget(seconds=budget)
     plan = plan_for(spec, shapes, sizes, dtype, labels)
     machine = resolve_target(target)
@@ -116,7 +119,12 @@ def compile(
     Raises `ScheduleError` for a schedule of another nest, `LoweringError` over a limit of the
     target, `VerificationError` if the kernel is wrong.
     """
-    schedules = (schedule,) if isinstance(schedule, Schedule) else tuple(schedule)
+    if not isinstance(nest, Nest | Plan):
+        raise ArgumentTypeError(f"nest is a {type(nest).__name__}; a Nest or a Plan would do")
+    check_options(verify, seed)
+    schedules = (schedule,) if isinstance(schedule, Schedule) else schedule
+    if not isinstance(schedules, Sequence) or not all(isinstance(s, Schedule) for s in schedules):
+        raise ArgumentTypeError(f"schedule is {schedule!r}; a Schedule, or one a nest, would do")
     kernel = build(nest, schedules, resolve_target(target))
     if verify:
         check(kernel, seed)
@@ -127,6 +135,8 @@ def resolve_target(target: str | Target | None) -> Target:
     """A target as it is, by name, or the widest one this machine runs."""
     if isinstance(target, Target):
         return target
+    if not isinstance(target, str | None):
+        raise ArgumentTypeError(f"target={target!r}; a Target or its name would do")
     return host_target() if target is None else target_named(target)
 
 
@@ -153,9 +163,17 @@ def run_kernel(kernel: Kernel, inputs: Sequence[np.ndarray], out: np.ndarray) ->
 
 def strategy_named(name: str) -> Strategy:
     """The strategy called `name`; raises `UnsupportedError` with the list."""
-    if name not in STRATEGIES:
+    if name not in tuple(STRATEGIES):
         raise UnsupportedError(f"strategy {name!r} is none of {sorted(STRATEGIES)}")
     return STRATEGIES[name]
+
+
+def check_options(verify: object, seed: object) -> None:
+    """Raise `ArgumentTypeError` for a `verify` that is no bool or a bad `seed`."""
+    if not isinstance(verify, bool):
+        raise ArgumentTypeError(f"verify={verify!r}; True or False would do")
+    if type(seed) is not int or seed < 0:
+        raise ArgumentTypeError(f"seed={seed!r}; a whole number of at least 0 would do")
 
 
 def refuse(name: str, value: object) -> None:
@@ -173,6 +191,10 @@ def plan_for(
 ) -> Plan:
     """The plan that the arguments of `optimize` describe."""
     if isinstance(spec, str):
+        if not isinstance(shapes, Sequence | None) or isinstance(shapes, str):
+            raise ArgumentTypeError(f"shapes={shapes!r}; a shape or an array an operand would do")
+        if not isinstance(sizes, Mapping | None):
+            raise ArgumentTypeError(f"sizes={sizes!r}; {{label: extent}} would do")
         return einsum_plan(spec, shapes, sizes, dtype, labels)
     if labels:
         raise TypeError(f"optimize() got an unexpected keyword argument {next(iter(labels))!r}")
@@ -187,8 +209,8 @@ def plan_for(
 
 def shape_of(shape: object) -> tuple[int, ...]:
     """A shape given as a sequence of numbers; raises `SpecError` for anything else."""
-    if isinstance(shape, Sequence) and all(isinstance(n, int | np.integer) for n in shape):
-        return tuple(int(n) for n in shape)
+    if isinstance(shape, Iterable) and not isinstance(shape, str):
+        return whole_numbers("a shape", shape, 0)
     raise SpecError(f"shapes: {shape!r} is neither a shape nor an array")
 
 

@@ -431,7 +431,7 @@ OUTPUT = ("f", (2,), (4,), -1)
         ((), (OUTPUT, ("f", (2,), (4,), 60)), 64, "a temporary lies outside the scratch"),
         ((), (OUTPUT,), -1, "-1 bytes of scratch"),
         ((), (("i", (2,), (4,), -1),), 0, "format 'i'; 'f' or 'd' would do"),
-        ((), (("f", (1,) * 33, (4,) * 33, -1),), 0, "33 dimensions; at most 32"),
+        ((), (("f", (1,) * 65, (4,) * 65, -1),), 0, "65 dimensions; at most 64"),
         (((1, (1,), 1),), (OUTPUT,), 0, "a stage names tensor 1 of 1"),
     ],
 )

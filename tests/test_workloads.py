@@ -228,8 +228,8 @@ ONE = Dim(4, 1, (1,))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Axis("i", -1), "extent -1"),
-        (lambda: Dim(-1, 1, ()), "size -1"),
+        (lambda: Axis("i", -1), "the extent of axis i is -1"),
+        (lambda: Dim(-1, 1, ()), "the size of a dimension is -1"),
         (lambda: nest(()), "reads one or two operands, not 0"),
         (lambda: nest((operand(Dim(4, 1, (1, 0))),)), "2 coefficients for 1 axes"),
         (lambda: nest((operand(ONE, "float64"),)), "is float64 in a float32 nest"),

@@ -18,7 +18,7 @@
 #include <time.h>
 
 #define ALIGNMENT 64
-#define MAX_DIMS 32
+#define MAX_DIMS 64 /* NumPy's own limit */
 #define KEPT_SCRATCH 16
 #define MAX_THREADS 4096
 #define HUGE_PAGE ((size_t)2 << 20)

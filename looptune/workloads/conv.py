@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, TypedDict, Unpack
 
 from looptune.errors import SpecError, UnsupportedError
-from looptune.ir import Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
+from looptune.ir import LARGEST, Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
 from looptune.workloads.einsum import Shape, check_dtype, whole_numbers
 
 SPATIAL = ("w", "hw", "dhw")  # axis names by rank
@@ -119,7 +119,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
         found = None if isinstance(value, bool) else index(value)
     except TypeError:
         found = None
-    if found is None or found < least:
+    if found is None or not least <= found <= LARGEST:
         raise SpecError(f"{name}={value!r}: a whole number of at least {least} would do")
     return found
 

@@ -20,6 +20,7 @@ import numpy as np
 from looptune.errors import SpecError, UnsupportedError
 from looptune.ir import (
     ITEM_BYTES,
+    LARGEST,
     Axis,
     Dim,
     DType,
@@ -59,11 +60,16 @@ def check_dtype(dtype: str) -> DType:
 def whole_numbers(what: str, numbers: Iterable[SupportsIndex], least: int | None = None) -> Shape:
     """`numbers` as a tuple; raises `SpecError` unless all are whole and at least `least`."""
     try:
-        found = tuple(index(number) for number in numbers)
+        values = tuple(numbers)
+        if any(isinstance(value, bool) for value in values):
+            raise TypeError("a truth value is no size")
+        found = tuple(index(value) for value in values)
     except TypeError as reason:
         raise SpecError(f"{what} is {numbers!r}; a tuple of whole numbers would do") from reason
     if least is not None and any(number < least for number in found):
         raise SpecError(f"{what} has a negative size: {found}")
+    if any(abs(number) > LARGEST for number in found):
+        raise SpecError(f"{what} is {found}: numbers beyond {LARGEST} do not fit in memory")
     return found
 
 

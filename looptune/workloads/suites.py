@@ -51,6 +51,8 @@ class Workload:
             return PLANS[self.kind](self.record)
         except KeyError as missing:
             raise SpecError(f"{self.id}: a {self.kind} needs {missing} in its record") from missing
+        except (TypeError, AttributeError, ZeroDivisionError) as reason:
+            raise SpecError(f"{self.id}: its record is no {self.kind}: {reason}") from reason
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +66,12 @@ def parse_records(text: str) -> tuple[Workload, ...]:
     found = []
     try:
         records = json.loads(text)
+        if not records:
+            raise ValueError("it is empty")
         for record in records:
+            for name in ("id", "kind", "dtype"):
+                if not isinstance(record[name], str):
+                    raise TypeError(f"{name} is {record[name]!r}, not a string")
             found.append(
                 Workload(
                     id=record["id"],
@@ -77,7 +84,7 @@ def parse_records(text: str) -> tuple[Workload, ...]:
                     record=record,
                 )
             )
-    except (ValueError, KeyError, TypeError, AttributeError) as reason:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         raise SpecError(
             f"not a list of workloads with id, kind, dtype and shape: {type(reason).__name__} "
             f"{reason} at entry {len(found)}"
@@ -102,8 +109,8 @@ def load(name_or_path: str | os.PathLike[str]) -> tuple[Workload, ...]:
         return found
     if name.endswith(".json") or Path(name).is_file():
         try:
-            return parse_records(Path(name).read_text())
-        except OSError as reason:
+            return parse_records(Path(name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as reason:
             raise SpecError(f"suite {name!r}: {reason}") from reason
     names = sorted({"core", "looptune-test", "looptune-all", *(w.suite for w in shipped())})
     near = difflib.get_close_matches(name, names, 3)

@@ -1,0 +1,171 @@
+"""Arguments of the wrong kind, size or form: each is refused by name, with a typed error."""
+
+import numpy as np
+import pytest
+
+import looptune
+from looptune.errors import (
+    ArgumentError,
+    LooptuneError,
+    NestError,
+    ScheduleError,
+    SpecError,
+    UnsupportedError,
+)
+from looptune.ir import Axis, Dim, Nest, Operand, Tensor
+from looptune.schedule import Loop, Schedule, pack, parallel, parse_order, reorder, replay, split
+from looptune.tune import Budget, compile, optimize
+from looptune.workloads import conv2d, einsum, matmul
+from looptune.workloads.suites import load
+
+NEST = matmul(8, 8, 8).nests[0]
+UNTUNED = Schedule(NEST)
+ONES = np.ones((4, 4), np.float32)
+IMAGE = np.ones((1, 1, 4, 4), np.float32)
+HUGE = 2**70
+
+
+def tuned(**options):
+    return optimize("ij->i", **{"i": 3, "j": 3, **options})
+
+
+OPTIMIZE = [
+    (lambda: tuned(i=HUGE), SpecError, "do not fit in memory"),
+    (lambda: tuned(i=True), SpecError, "whole numbers would do"),
+    (lambda: optimize("ij->i", shapes=[(HUGE, 4)]), SpecError, "do not fit in memory"),
+    (lambda: optimize("ij->i", i=2**61, j=2**10), NestError, "spans more than"),
+    (lambda: optimize("ij->i", shapes=5), ArgumentError, "shapes=5"),
+    (lambda: optimize("ij->i", sizes=[3]), ArgumentError, r"sizes=\[3\]"),
+    (lambda: optimize("ij->i", sizes={"i": 3.0, "j": 2}), SpecError, "whole numbers would do"),
+    (lambda: optimize(5), SpecError, "spec is a int"),
+    (lambda: tuned(strategy=[]), UnsupportedError, r"strategy \[\]"),
+    (lambda: tuned(budget="x"), SpecError, "seconds='x'"),
+    (lambda: tuned(budget=float("nan")), SpecError, "seconds=nan"),
+    (lambda: Budget(measurements=1.5), SpecError, "measurements=1.5"),
+    (lambda: tuned(verify="no"), ArgumentError, "verify='no'"),
+    (lambda: tuned(seed=-1), ArgumentError, "seed=-1"),
+    (lambda: tuned(target=5), ArgumentError, "target=5"),
+    (lambda: tuned(threads="1"), ArgumentError, "threads is '1'"),
+    (lambda: compile(5, UNTUNED), ArgumentError, "nest is a int"),
+    (lambda: compile(NEST, None), ArgumentError, "schedule is None"),
+    (lambda: compile(NEST, [None]), ArgumentError, r"schedule is \[None\]"),
+]
+ARRAYS = [
+    (lambda: looptune.einsum(["ij"], ONES), SpecError, r"the spec is \['ij'\]"),
+    (lambda: looptune.matmul(np.array(["2020"], "M8[Y]"), ONES), UnsupportedError, "datetime64"),
+    (lambda: looptune.matmul(np.zeros(1, [("a", "f4")]), ONES), UnsupportedError, "void32"),
+    (lambda: looptune.conv2d(IMAGE, IMAGE, stride=HUGE), SpecError, "stride="),
+    (lambda: looptune.conv2d(IMAGE, IMAGE, dilation=HUGE), SpecError, "dilation="),
+    (lambda: conv2d((1, 1, 4, 4), (1, 1, 1, 1), padding=HUGE), SpecError, "padding="),
+    (lambda: einsum("ij->i", (4, 4), strides=[(HUGE, 1)]), SpecError, "do not fit in memory"),
+    (
+        lambda: looptune.einsum("...->...", np.ones((1,) * 53, "f4")),
+        UnsupportedError,
+        "52 together are",
+    ),
+]
+SCHEDULES = [
+    (lambda: replay(NEST, 5), ScheduleError, "5 is no list of actions"),
+    (lambda: replay(NEST, [5]), ScheduleError, "action 0 is 5"),
+    (lambda: replay(NEST, [("split", None)]), ScheduleError, "action 0 is"),
+    (lambda: replay(NEST, [("split", "02")]), ScheduleError, "action 0 is"),
+    (lambda: replay(NEST, [("split", (0, 2, 3))]), ScheduleError, "action 0, split.* too many"),
+    (lambda: replay(NEST, [("split", ())]), ScheduleError, "action 0, split.* missing"),
+    (lambda: reorder(UNTUNED, [False, True, 2]), ScheduleError, "a permutation of 0..2"),
+    (lambda: reorder(UNTUNED, [0.0, 1, 2]), ScheduleError, "a permutation of 0..2"),
+    (lambda: reorder(UNTUNED, [0, "a", 2]), ScheduleError, "a permutation of 0..2"),
+    (lambda: reorder(UNTUNED, None), ScheduleError, "reorder: loops None"),
+    (lambda: pack(UNTUNED, 1, [0.0, 1.0]), ScheduleError, "a permutation of 0..1"),
+    (lambda: pack(UNTUNED, 1, 5), ScheduleError, "dimensions of a 5"),
+    (lambda: split(UNTUNED, np.int64(0), 2), ScheduleError, "no loop"),
+    (lambda: split(UNTUNED, 0, True), ScheduleError, "a factor of True"),
+    (lambda: parallel(UNTUNED, np.array(0)), ScheduleError, "no loop"),
+    (lambda: parse_order(NEST, None), ScheduleError, "order None is no string"),
+    (lambda: parse_order(NEST, "m:\u0662 n k m n"), ScheduleError, "is no `axis:step`"),
+    (lambda: parse_order(NEST, "m: n k"), ScheduleError, "'m:' is no `axis:step`"),
+    (lambda: parse_order(NEST, "m:0 n k m"), ScheduleError, "least"),
+    (lambda: Loop(0.0, 1), ScheduleError, "axis 0.0"),
+    (lambda: Schedule(None), ScheduleError, "a schedule of None"),
+    (lambda: Schedule(NEST, (5,)), ScheduleError, r"loops \(5,\)"),
+]
+NESTS = [
+    (lambda: Axis("m", 3.0), NestError, "the extent of axis m is 3.0"),
+    (lambda: Axis("m", None), NestError, "the extent of axis m is None"),
+    (lambda: Axis("m", HUGE), NestError, "the extent of axis m"),
+    (lambda: Axis(3, 3), NestError, "has name 3"),
+    (lambda: Dim(3.0, 1, (1,)), NestError, "the size of a dimension is 3.0"),
+    (lambda: Dim(3, 1, (1.5,)), NestError, "the coefficients of a dimension"),
+    (lambda: Dim(3, 1, (True,)), NestError, "a coefficient of a dimension is True"),
+    (lambda: Dim(3, 1, 5), NestError, "the coefficients of a dimension are 5"),
+    (lambda: Dim(3, 1, (1,), None), NestError, "the offset of a dimension is None"),
+    (lambda: Operand("o", None, ()), NestError, "has dtype None"),
+    (lambda: Operand("o", "float32", (5,)), NestError, "the dimensions of o"),
+    (lambda: Nest(5, 5, 5), NestError, "the axes of a nest are 5"),
+    (lambda: Nest(NEST.axes, NEST.output, NEST.inputs, []), NestError, r"reduction \[\]"),
+    (lambda: Tensor("t", "float32", (3.0,), (1,)), NestError, "the sizes of t"),
+    (lambda: Tensor("t", "float32", (2**61, 4), (4, 1)), NestError, "spans more than"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), OPTIMIZE + ARRAYS + SCHEDULES + NESTS)
+def test_refused_by_name(call, kind, message):
+    assert issubclass(kind, LooptuneError)
+    with pytest.raises(kind, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "it is empty"),
+        ('[{"id": 5, "kind": "matmul", "dtype": "float32"}]', "id is 5, not a string"),
+        ('[{"id": "x", "kind": [], "dtype": "float32"}]', r"kind is \[\], not a string"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"a": 1}', "not a list of workloads"),
+    ],
+)
+def test_suite_files(text, message, tmp_path):
+    path = tmp_path / "suite.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load(path)
+
+
+def test_suite_file_of_other_bytes(tmp_path):
+    path = tmp_path / "suite.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match="decode"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("matmul", '{"M": "a", "N": 4, "K": 4}', "whole numbers would do"),
+        ("matmul", "5", "its record is no matmul"),
+        ("matmul", "{}", "a matmul needs 'M'"),
+        ("conv2d", '{"N": 1, "C": 4, "H": 4, "W": 4, "K": 4, "R": 1, "S": 1, "groups": 0,'
+         ' "stride": 1, "padding": 0}', "its record is no conv2d"),
+    ],
+)  # fmt: skip
+def test_suite_records(kind, shape, message, tmp_path):
+    path = tmp_path / "suite.json"
+    path.write_text(f'[{{"id": "x", "kind": "{kind}", "dtype": "float32", "shape": {shape}}}]')
+    (workload,) = load(path)
+    with pytest.raises(SpecError, match=message):
+        workload.plan()
+
+
+def test_many_dimensions():
+    for rank in (33, 52):
+        array = np.ones((1,) * rank, np.float32)
+        result = looptune.einsum("...->...", array)
+        assert result.shape == array.shape
+        assert result.item() == 1
+
+
+def test_results_without_dimensions_are_scalars_as_in_numpy():
+    vector = np.ones(3, np.float32)
+    for result in (looptune.einsum("i->", vector), looptune.matmul(vector, vector)):
+        assert type(result) is np.float32
+        assert result == 3
