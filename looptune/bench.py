@@ -187,7 +187,8 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
     kernel(*inputs, out=out)
     error = ""
     try:
-        verify(plan, {t.name: arrays[t.name] for t in plan.inputs}, out)
+        given = {tensor.name: arrays[tensor.name] for tensor in plan.inputs}
+        verify(plan, given, out, boundaries=kernel.boundaries)
     except VerificationError as wrong:
         error = str(wrong)
     contenders: dict[str, Sampler] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from looptune.ir import Nest, Operand
-from looptune.lower.form import register_budget
+from looptune.lower.form import register_budget, within_reach
 from looptune.schedule import PRIMITIVES, Schedule, pack, reorder, split, vectorize
 from looptune.target import Target
 
@@ -57,6 +57,8 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     if nest.points == 0 or all(axis.extent == 1 for axis in nest.axes):
         return schedule
     best = cheapest(nest, target)
+    if best is None:
+        return schedule
     for number in best.packed:
         schedule = pack(schedule, number, packed_order(nest.operands[number], best.vector))
     schedule = vectorize(schedule, best.vector)
@@ -64,14 +66,20 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     return share(schedule, threads)
 
 
-def cheapest(nest: Nest, target: Target) -> Candidate:
-    """The candidate of fewest predicted cycles; a vector axis that cannot win is not tried."""
+def cheapest(nest: Nest, target: Target) -> Candidate | None:
+    """The candidate of fewest predicted cycles; a vector axis that cannot win is not tried.
+
+    None where no axis can be spread over the lanes, so far apart are its elements.
+    """
     options = [
         (prices_of(nest, target, vector, packed), Candidate(vector, packed))
         for vector, axis in enumerate(nest.axes)
         if axis.extent > 1
         for packed in pack_options(nest, vector)
+        if within_reach(nest, vector, target, packed)
     ]
+    if not options:
+        return None
     bounds = sorted(
         (
             (least_cycles(nest, prices, option.vector), i)

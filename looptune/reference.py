@@ -18,6 +18,7 @@ from looptune.errors import ArgumentError, VerificationError
 from looptune.ir import IDENTITY, Nest, Operand, Plan, Reduction, plan_of
 
 Arrays = Mapping[str, np.ndarray]
+Boundaries = Mapping[int, Sequence[int]]  # positions along an axis, by its number
 WHOLE_POINTS = 1 << 30  # multiply-adds that BLAS does in a fraction of a second
 WHOLE_ELEMENTS = 1 << 25  # of an array that is made for it
 SAMPLES = 4096
@@ -244,7 +245,7 @@ def compare(plan: Plan, result: np.ndarray, expected: np.ndarray, magnitude: np.
 
 
 def sample_points(
-    nest: Nest, boundaries: Mapping[int, Sequence[int]], seed: int, count: int = SAMPLES
+    nest: Nest, boundaries: Boundaries, seed: int, count: int = SAMPLES
 ) -> np.ndarray:
     """Spatial points to check, one a row: `count` seeded ones (all, where there are fewer), and
     both sides of every boundary.
@@ -296,14 +297,17 @@ def at_points(nest: Nest, arrays: Arrays, points: np.ndarray) -> np.ndarray:
 
 
 def output_points(
-    plan: Plan, boundaries: Mapping[int, Sequence[int]], seed: int, count: int = SAMPLES
+    plan: Plan, boundaries: Sequence[Boundaries], seed: int, count: int = SAMPLES
 ) -> np.ndarray:
     """Indices of output elements to check, one a row: a fair share from every nest that writes."""
-    nests = [n for n in plan.nests if n.output.name == plan.output.name]
-    nests = [n for n in nests if all(n.axes[a].extent for a in n.spatial)]
+    nests = [
+        (nest, edges)
+        for nest, edges in zip(plan.nests, boundaries, strict=True)
+        if nest.output.name == plan.output.name and all(nest.axes[a].extent for a in nest.spatial)
+    ]
     found = [np.empty((0, len(plan.output.shape)), np.int64)]
-    for number, nest in enumerate(nests):
-        points = sample_points(nest, boundaries, seed + number, -(-count // len(nests)))
+    for number, (nest, edges) in enumerate(nests):
+        points = sample_points(nest, edges, seed + number, -(-count // len(nests)))
         found.append(output_index(nest, points))
     return np.unique(np.concatenate(found), axis=0)
 
@@ -357,14 +361,14 @@ def check(
     arrays: Arrays,
     result: np.ndarray,
     *,
-    boundaries: Mapping[int, Sequence[int]] | None = None,
+    boundaries: Sequence[Boundaries] | None = None,
     seed: int = 0,
 ) -> Check:
     """Compare a result with the reference, whole where cheap, else at sampled points.
 
     The points are at least 4,096 seeded ones, shared among the nests that write the output, and
-    both sides of every boundary: positions along an axis, by its number. Raises `ArgumentError`
-    for arrays that are missing or of another shape.
+    both sides of every boundary, given one mapping a nest. Raises `ArgumentError` for arrays
+    that are missing or of another shape.
     """
     plan = plan_of(problem) if isinstance(problem, Nest) else problem
     found = np.asarray(result, np.float64)
@@ -373,7 +377,7 @@ def check(
     sizes = absolute(plan, known)
     if whole_is_cheap(plan):
         return compare(plan, found, evaluate(plan, known), evaluate(*sizes))
-    index = output_points(plan, boundaries or {}, seed)
+    index = output_points(plan, boundaries or [{}] * len(plan.nests), seed)
     at = np.broadcast_to(found[tuple(index.T)], len(index))
     checked = compare(plan, at, evaluate_at(plan, known, index), evaluate_at(*sizes, index))
     where = index[checked.where[0]] if checked.points else ()
@@ -393,7 +397,7 @@ def verify(
     arrays: Arrays,
     result: np.ndarray,
     *,
-    boundaries: Mapping[int, Sequence[int]] | None = None,
+    boundaries: Sequence[Boundaries] | None = None,
     seed: int = 0,
 ) -> Check:
     """`check`, raising `VerificationError` with the worst element."""

@@ -24,6 +24,8 @@ from itertools import pairwise
 from looptune.errors import ScheduleError
 from looptune.ir import Axis, Nest
 
+MOST_BOUNDARIES = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -106,6 +108,17 @@ class Schedule:
         loop = self.loops[at]
         axis = self.nest.axes[loop.axis].name
         return axis if loop.step == 1 else f"{axis}:{loop.step}"
+
+    @property
+    def boundaries(self) -> dict[int, tuple[int, ...]]:
+        """Positions, by axis, where pieces of its loops meet: some `MOST_BOUNDARIES` a loop."""
+        found: dict[int, tuple[int, ...]] = {}
+        for loop in self.loops:
+            if loop.step > 1:
+                every = range(loop.step, self.nest.axes[loop.axis].extent, loop.step)
+                thin = max(1, len(every) // MOST_BOUNDARIES)
+                found[loop.axis] = (*found.get(loop.axis, ()), *every[::thin], *every[-1:])
+        return found
 
     @property
     def order(self) -> str:

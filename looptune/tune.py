@@ -153,7 +153,7 @@ def check(kernel: Kernel, seed: int = 0) -> None:
         given[plan.output.name] = arrays[plan.output.name].copy()
         out = arrays[plan.output.name]
     run_kernel(kernel, inputs, out)
-    verify_result(plan, given, out, seed=seed)
+    verify_result(plan, given, out, boundaries=kernel.boundaries, seed=seed)
 
 
 def run_kernel(kernel: Kernel, inputs: Sequence[np.ndarray], out: np.ndarray) -> None:

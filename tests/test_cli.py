@@ -159,7 +159,7 @@ def test_bench_prints_a_table_and_fails_on_a_wrong_result(capsys, suite, monkeyp
     assert "geometric mean:" in out
     assert "not supported: ansor/SFM.0" in out
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise bench.VerificationError("element [0] is wrong")
 
     monkeypatch.setattr(bench, "verify", refuse)

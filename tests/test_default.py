@@ -9,8 +9,9 @@ from looptune.default import default_schedule
 from looptune.lower import form_of, lower
 from looptune.lower.form import tile_size
 from looptune.program import walk
-from looptune.schedule import replay
+from looptune.schedule import Schedule, replay
 from looptune.target import TARGETS
+from looptune.workloads import einsum
 
 NESTS = {
     "matmul": nest_of("mk,kn->mn", m=112, k=208, n=256),
@@ -76,3 +77,22 @@ def test_threads_share_the_outermost_spatial_loop():
 def test_the_choice_repeats():
     first, second = (default_schedule(NESTS["conv"], TARGETS["avx512"]) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("stride", [2**25, 2**29, 2**33])
+@pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
+def test_rows_far_apart_are_lowered(spec, stride, target):
+    """No vector and no tile of the default reaches over more than an address can."""
+    shapes = [tuple({"m": 33, "n": 34, "k": 35}[label] for label in labels)
+              for labels in spec.split("->")[0].split(",")]  # fmt: skip
+    far = [(stride, 1), (stride, 1)]
+    for out in (None, (stride, 1)):
+        (nest,) = einsum(spec, *shapes, strides=far, out_strides=out).nests
+        lower(default_schedule(nest, target), target)
+
+
+def test_nothing_to_spread_over_lanes():
+    (nest,) = einsum("ij->ij", (4, 4), strides=[(2**33, 2**35)], out_strides=(2**33, 2**35)).nests
+    assert default_schedule(nest, TARGETS["avx512"]) == Schedule(nest)
+    lower(Schedule(nest), TARGETS["avx512"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from harness import interpreted, native, run_poisoned
 
 from looptune.errors import LoweringError
+from looptune.host import runs
 from looptune.ir import Axis, Dim, Nest, Operand
+from looptune.legalize import legalize
 from looptune.lower import form_of, lower
 from looptune.lower.form import inner_ranges, vector_leaves
-from looptune.program import Fma, FmaLoad, Loop, Prefetch, Step, Store, Switch, walk
+from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, walk
 from looptune.schedule import Schedule, pack, parallel, parse_order, split, vectorize
 from looptune.target import TARGETS
 
@@ -211,7 +215,7 @@ def test_a_vector_over_the_displacements_is_refused():
     far = Operand("a", "float32", (Dim(8, 2**28, (1,)),))
     nest = Nest((Axis("i", 8),), Operand("out", "float32", (Dim(8, 1, (1,)),)), (far,))
     with pytest.raises(LoweringError, match=r"pointer to a; avx2 addresses 2147483647"):
-        lower(Schedule(nest), AVX2)
+        lower(vectorize(Schedule(nest), "i"), AVX2)
 
 
 def test_scratch_over_the_limit_is_refused():
@@ -220,6 +224,13 @@ def test_scratch_over_the_limit_is_refused():
         lower(pack(Schedule(nest), 2), AVX2)
 
 
-def test_lowering_emits_no_hints_yet():
-    (program,) = lower(Schedule(nest_of("mk,kn->mn", m=8, k=8, n=8)), AVX2)
-    assert not any(isinstance(op, Prefetch) for op in walk(program.body))
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("spec", ["ij->ij", "ij->i", "ij->", "ik,kj->ij"])
+def test_vectors_of_one_lane_where_no_axis_is_near(spec, target, monkeypatch):
+    monkeypatch.setattr("looptune.lower.form.within_reach", lambda *_: False)
+    sizes = {"i": 3, "j": 21, "k": 5}
+    nest = nest_of(spec, **{label: sizes[label] for label in set(spec) & set(sizes)})
+    programs = tuple(legalize(program) for program in lower(Schedule(nest), target))
+    rng = np.random.default_rng(0)
+    for make in (interpreted, native) if runs(target) else (interpreted,):
+        run_poisoned(nest, make(programs), rng, exact=True)

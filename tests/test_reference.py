@@ -86,7 +86,7 @@ def test_samples_agree_with_the_whole(name, monkeypatch):
     written = np.argwhere(~np.isnan(by_loops(nest, arrays)))
     wrong = result.copy()
     wrong[tuple(written[-1])] += 0.1
-    assert not check(nest, arrays, wrong, boundaries={0: [3]}).ok
+    assert not check(nest, arrays, wrong, boundaries=[{0: [3]}]).ok
 
 
 def test_empty_reductions_give_the_identity():
@@ -154,7 +154,7 @@ def test_samples_of_large_problems_are_taken():
     assert found.ok
     assert found.points >= oracle.SAMPLES
     result[:, 512] = 0  # one column of a thousand, at a boundary
-    assert not check(plan, arrays, result, boundaries={2: [512]}).ok
+    assert not check(plan, arrays, result, boundaries=[{2: [512]}]).ok
 
 
 def reversed_output() -> Nest:

@@ -263,3 +263,14 @@ def test_the_table_names_every_primitive() -> None:
     names = {"split", "swap", "reorder", "merge", "vectorize", "pack", "parallel"}
     assert set(PRIMITIVES) == names
     assert all(PRIMITIVES[name].__name__ == name for name in names)
+
+
+def test_boundaries_are_where_pieces_meet():
+    schedule = parse_order(nest_of("mk,kn->mn", m=100, k=8, n=64), "m:48 n:16 m:6 k m n")
+    found = schedule.boundaries
+    assert set(found) == {0, 2}
+    assert {48, 96, 6, 54} <= set(found[0])
+    assert found[2] == (16, 32, 48, 48)
+    far = parse_order(nest_of("mk,kn->mn", m=10**6, k=1, n=1), "m:2 n k m").boundaries[0]
+    assert len(far) < 1100
+    assert far[-1] == 10**6 - 2

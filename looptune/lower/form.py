@@ -36,7 +36,8 @@ class Form:
 
     `loops[:scope]` are real loops, the others lie inside the accumulator scope, where
     `rolled` and then `unrolled` are its reduction loops and `tile` its spatial axes in order.
-    `ranges[p]` holds the range sets at position p. `vector` is None if no axis has two points.
+    `ranges[p]` holds the range sets at position p. `vector` is None if no axis has two points
+    that one pointer reaches: vectors have one lane then.
     """
 
     nest: Nest
@@ -151,10 +152,27 @@ def vector_cost(nest: Nest, axis: int, reach: int, lanes: int) -> float:
     return (1 + reads) / used + writes / used / length
 
 
+def within_reach(nest: Nest, axis: int, target: Target, packed: Iterable[int] = ()) -> bool:
+    """Whether the lanes of a vector along `axis` are addressed from one pointer.
+
+    Those of `packed` operands are: their copies are contiguous.
+    """
+    lanes = target.lanes(nest.dtype)
+    return all(
+        op.item_bytes * abs(op.stride_of(axis)) * (lanes - 1) <= furthest(target) // 2
+        for number, op in enumerate(nest.operands)
+        if number not in packed
+    )
+
+
 def choose_vector(
-    nest: Nest, wanted: int | None, loops: tuple[Loop, ...], lanes: int
+    nest: Nest, wanted: int | None, loops: tuple[Loop, ...], target: Target
 ) -> int | None:
-    """The axis that is wanted, or by default the cheapest one, the innermost on a tie."""
+    """The axis that is wanted, or by default the cheapest one, the innermost on a tie.
+
+    None if there is none, or if no vector along any axis is addressed from one pointer.
+    """
+    lanes = target.lanes(nest.dtype)
     if not loops:
         return None
     axes = {loop.axis for loop in loops}
@@ -165,7 +183,8 @@ def choose_vector(
         if outer.step > 1:
             reach[outer.axis] = min(reach[outer.axis], outer.step)
     candidates = dict.fromkeys(loop.axis for loop in reversed(loops))
-    return min(candidates, key=lambda a: vector_cost(nest, a, reach[a], lanes))
+    near = [axis for axis in candidates if within_reach(nest, axis, target)]
+    return min(near, key=lambda a: vector_cost(nest, a, reach[a], lanes), default=None)
 
 
 def strip_mine(
@@ -212,7 +231,7 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     loops = schedule.canonical
     if len(loops) > MAX_LOOPS:
         raise LoweringError(f"{len(loops)} loops; at most {MAX_LOOPS} are lowered")
-    vector = choose_vector(nest, schedule.vector, loops, lanes)
+    vector = choose_vector(nest, schedule.vector, loops, target)
     loops = with_vector_step(loops, vector, lanes)
     budget = register_budget(nest, target)
     scope = first_fit(nest, loops, vector, budget)

@@ -151,6 +151,11 @@ class Kernel(Base):  # type: ignore[misc]
         return "\n\n".join(str(schedule) for schedule in self.schedules)
 
     @property
+    def boundaries(self) -> tuple[dict[int, tuple[int, ...]], ...]:
+        """Per nest and axis, the positions where tiles meet: where a check should look."""
+        return tuple(schedule.boundaries for schedule in self.schedules)
+
+    @property
     def code_bytes(self) -> bytes:
         """The machine code of all stages."""
         return b"".join(stage.code for stage in self.stages)
