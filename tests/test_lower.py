@@ -14,7 +14,7 @@ from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.legalize import legalize
 from looptune.lower import form_of, lower
 from looptune.lower.form import inner_ranges, vector_leaves
-from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, walk
+from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, While, walk
 from looptune.schedule import Schedule, pack, parallel, parse_order, split, vectorize
 from looptune.target import TARGETS
 
@@ -231,6 +231,19 @@ def test_vectors_of_one_lane_where_no_axis_is_near(spec, target, monkeypatch):
     sizes = {"i": 3, "j": 21, "k": 5}
     nest = nest_of(spec, **{label: sizes[label] for label in set(spec) & set(sizes)})
     programs = tuple(legalize(program) for program in lower(Schedule(nest), target))
+    rng = np.random.default_rng(0)
+    for make in (interpreted, native) if runs(target) else (interpreted,):
+        run_poisoned(nest, make(programs), rng, exact=True)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("order", ["k:300 m:2 n:16 k m n", "k:280 m:2 n:16 k:7 k m n",
+                                   "k:280 k:70 m:2 n:16 k:7 k m n"])  # fmt: skip
+def test_rolled_reductions_of_two_lengths(order, target):
+    """The pieces of k are 300 and 103 long: a loop on a register, then a switch over the rests."""
+    nest = nest_of("mk,kn->mn", m=31, k=1003, n=40)
+    programs = tuple(legalize(p) for p in lower(parse_order(nest, order, vector="n"), target))
+    assert any(isinstance(op, While) for op in walk(programs[-1].body))
     rng = np.random.default_rng(0)
     for make in (interpreted, native) if runs(target) else (interpreted,):
         run_poisoned(nest, make(programs), rng, exact=True)
