@@ -29,6 +29,7 @@ from looptune.measure import (
     interleave,
     kernel_sampler,
     peak_flops,
+    peer_threads,
     python_sampler,
     random_arrays,
     ratio,
@@ -130,7 +131,8 @@ def call_overhead() -> dict[str, object]:
     }
     fallback = kernel.with_path(native=False)
     contenders["ctypes"] = python_sampler(lambda: fallback(a, b, out=out))
-    found = interleave(contenders, rounds=31, seconds=2)
+    with peer_threads(1):
+        found = interleave(contenders, rounds=31, seconds=2)
     return {
         "nanoseconds": {name: 1e9 * samples.median for name, samples in found.items()},
         "kernel_over_numpy": 1 / ratio(found["numpy"], found["kernel"]),

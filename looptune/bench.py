@@ -20,6 +20,7 @@ from looptune.measure import (
     interleave,
     kernel_sampler,
     peak_flops,
+    peer_threads,
     python_sampler,
     random_arrays,
     ratio,
@@ -29,8 +30,9 @@ from looptune.reference import verify
 from looptune.runtime.call import call_path
 from looptune.target import Target
 from looptune.tune import optimize
-from looptune.workloads.suites import Workload
+from looptune.workloads.suites import PLANS, Workload
 
+CONVOLUTIONS = {kind for kind in PLANS if "conv" in kind and "capsule" not in kind}
 Arrays = dict[str, np.ndarray]
 Call = Callable[[], object]
 
@@ -68,8 +70,8 @@ class Row:
     error: str = ""
 
 
-def matrix_call(nest: Nest, arrays: Arrays) -> Call | None:
-    """`numpy.matmul` on views, where the nest is a matrix product or a stack of them."""
+def matrix_views(nest: Nest, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Left, right and result of the matrix product, or stack of them, that a nest is."""
     if len(nest.inputs) != 2 or nest.accumulate or not all(map(plain, nest.operands)):
         return None
     out, a, b = ([axis_of(dim.coefficients) for dim in op.dims] for op in nest.operands)
@@ -82,16 +84,14 @@ def matrix_call(nest: Nest, arrays: Arrays) -> Call | None:
     sides = ((a, batch + m + k), (b, batch + k + n), (out, batch + m + n))
     if any(set(have) != set(want) for have, want in sides):
         return None
+    if not k or (batch and not (m and n)):
+        return None
     names = (nest.inputs[0].name, nest.inputs[1].name, nest.output.name)
     left, right, result = (
         arrays[name].transpose([have.index(x) for x in want])
         for name, (have, want) in zip(names, sides, strict=True)
     )
-    if not k or (batch and not (m and n)):
-        return None
-    if not n and not m:
-        return lambda: np.dot(left, right)
-    return lambda: np.matmul(left, right, out=result)
+    return left, right, result
 
 
 def plain(operand: Operand) -> bool:
@@ -110,8 +110,12 @@ def axis_of(coefficients: tuple[int, ...]) -> int:
 
 def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     """NumPy's best way for a contraction; convolutions it has none for."""
-    if len(plan.nests) == 1 and (call := matrix_call(plan.nests[0], arrays)):
-        return call
+    sides = matrix_views(plan.nests[0], arrays) if len(plan.nests) == 1 else None
+    if sides:
+        left, right, result = sides
+        if result.ndim == 0:
+            return lambda: np.dot(left, right)
+        return lambda: np.matmul(left, right, out=result)
     if not plan.spec:
         raise UnsupportedError(f"NumPy has no call for {workload.kind}")
     inputs = [arrays[tensor.name] for tensor in plan.inputs]
@@ -124,16 +128,33 @@ def torch_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     """Torch's way: `matmul` into views, `einsum`, or its convolution."""
     import torch
 
-    nest = plan.nests[0]
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs = [tensors[tensor.name] for tensor in plan.inputs]
-    if "conv" in workload.kind:
+    if workload.kind in CONVOLUTIONS:
         return torch_convolution(workload, inputs)
-    if len(plan.nests) == 1 and matrix_call(nest, arrays) and plan.spec.replace(" ", ""):
-        return lambda: torch.einsum(plan.spec, *inputs)
+    sides = matrix_views(plan.nests[0], arrays) if len(plan.nests) == 1 else None
+    if sides:
+        left, right, result = map(torch.from_numpy, sides)
+        if result.ndim == 0:
+            return lambda: torch.dot(left, right)
+        return lambda: torch.matmul(left, right, out=result)
     if not plan.spec:
         raise UnsupportedError(f"torch has no call for {workload.kind}")
     return lambda: torch.einsum(plan.spec, *inputs)
+
+
+def torch_channels_last(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
+    """Torch's 2-D convolution with image and weights already in its channels-last format."""
+    import torch
+
+    if workload.kind not in CONVOLUTIONS or len(plan.output.shape) != 4:
+        raise UnsupportedError(f"torch has no channels-last call for {workload.kind}")
+    image, weights = (torch.from_numpy(arrays[tensor.name]) for tensor in plan.inputs)
+    if str(workload.record.get("layout", "NC")).endswith("C"):
+        image = torch.movedim(image, -1, 1)
+    image = image.contiguous(memory_format=torch.channels_last)
+    weights = weights.contiguous(memory_format=torch.channels_last)
+    return torch_convolution(workload, [image, weights], moved=True)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -141,35 +162,45 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def torch_convolution(workload: Workload, inputs: Sequence[Any]) -> Call:
-    """`torch.nn.functional.conv*d` on the workload's layout, padded asymmetrically if need be."""
-    import torch
+def torch_convolution(workload: Workload, inputs: Sequence[Any], moved: bool = False) -> Call:
+    """`torch.nn.functional.conv*d` on the workload's layout, padded asymmetrically if need be.
+
+    `moved` says that the channels are already where torch wants them.
+    """
     from torch.nn import functional
 
     shape = workload.record["shape"]
     image, weights = inputs
-    if str(workload.record.get("layout", "NC")).endswith("C"):
-        image = torch.movedim(image, -1, 1)
+    if not moved and str(workload.record.get("layout", "NC")).endswith("C"):
+        image = image.movedim(-1, 1)
+    rank = image.ndim - 2
     padding = [p if isinstance(p, list) else [p, p] for p in as_list(shape["padding"])]
+    padding = padding * (rank // len(padding))
     flat = [side for pair in reversed(padding) for side in pair]
-    rank = len(padding)
     options = {
-        "stride": as_list(shape["stride"]),
-        "dilation": as_list(shape["dilation"]),
-        "groups": shape["groups"],
+        "stride": plain_number(shape["stride"]),
+        "dilation": plain_number(shape.get("dilation", 1)),
+        "groups": shape.get("groups", 1),
     }
+    before = [pair[0] for pair in padding]
     if "transpose" in workload.kind:
         call = getattr(functional, f"conv_transpose{rank}d")
-        return lambda: call(image, weights, padding=[p[0] for p in padding], **options)
+        return lambda: call(image, weights, padding=before, **options)
     call = getattr(functional, f"conv{rank}d")
-    if all(before == after for before, after in padding):
-        return lambda: call(image, weights, padding=[p[0] for p in padding], **options)
+    if all(first == last for first, last in padding):
+        return lambda: call(image, weights, padding=before, **options)
     return lambda: call(functional.pad(image, flat), weights, **options)
+
+
+def plain_number(value: Any) -> Any:
+    """A JSON number or list as torch takes it."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 PEERS: dict[str, Callable[[Workload, Plan, Arrays], Call]] = {
     "numpy": numpy_call,
     "torch": torch_call,
+    "torch-channels-last": torch_channels_last,
 }
 
 
@@ -200,7 +231,8 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
             contenders[name] = python_sampler(PEERS[name](workload, plan, arrays))
         except UnsupportedError:
             continue
-    found = interleave(contenders, rounds=config.rounds, seconds=config.seconds)
+    with peer_threads(config.threads):
+        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds)
     ours = found["looptune"]
     peers = {
         name: {

@@ -26,6 +26,7 @@ from looptune.measure import (
     interleave,
     kernel_sampler,
     peak_flops,
+    peer_threads,
     python_sampler,
     random_arrays,
     ratio,
@@ -257,7 +258,8 @@ def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | 
         contenders["numpy"] = python_sampler(numpy_call(workload, plan, arrays))
     except UnsupportedError:
         pass
-    samples = interleave(contenders)
+    with peer_threads(kernel.threads):
+        samples = interleave(contenders)
     rate = plan.flops / samples["kernel"].median
     return {
         "gflops": rate / 1e9,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,6 +89,15 @@ def ratio(other: Samples, ours: Samples) -> float:
     """How many times faster ours is: the median over rounds of other / ours."""
     rounds = zip(other.seconds, ours.seconds, strict=True)
     return float(np.median([theirs / mine for theirs, mine in rounds]))
+
+
+@contextmanager
+def peer_threads(threads: int) -> Iterator[None]:
+    """Let NumPy's BLAS and every OpenMP runtime in the process use as many threads as we do."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(threads):
+        yield
 
 
 def geomean(values: Iterable[float]) -> float | None:

@@ -211,8 +211,13 @@ def campaign(
         lanes = [lane for lane in lanes if lane.seeds]
         for lane in lanes:
             lane.start()
+        turn = time.monotonic()
         while lanes:
             ready = wait([lane.link for lane in lanes], timeout=1)
+            paused, turn = time.monotonic() - turn > SILENCE_SECONDS / 2, time.monotonic()
+            if paused:  # the whole run was stopped and continued: nobody was silent
+                for lane in lanes:
+                    lane.heard = turn
             for lane in lanes:
                 if lane.link in ready:
                     total.add(lane.receive())
