@@ -50,6 +50,7 @@ from looptune.program import (
     Move,
     Mul,
     Op,
+    Pick,
     PointerOp,
     Prefetch,
     Program,
@@ -68,6 +69,7 @@ from looptune.program import (
     Subtract,
     Switch,
     While,
+    Zip,
     walk,
 )
 
@@ -215,6 +217,8 @@ def run_op(state: State, op: Op) -> None:
             run_memory(state, op)
         case Const() | Move() | Add() | Mul() | Extremum() | Keep() | Reduce():
             run_arithmetic(state, op)
+        case Zip() | Pick():
+            run_permutation(state, op)
         case Set() | Copy() | Min() | Scale() | Subtract():
             run_scalar(state, op)
         case Base() | Step() | Advance() | Save() | Restore():
@@ -425,6 +429,22 @@ def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep 
                 rest = REDUCE[kind](rest[: len(rest) // 2], rest[len(rest) // 2 :])
             v[[*scratch, dst]] = np.nan
             v[dst, 0] = rest[0]
+        case _:
+            assert_never(op)
+
+
+def run_permutation(state: State, op: Zip | Pick) -> None:
+    """Rearrange the lanes of two registers."""
+    v = state.vectors
+    part = PART_BYTES // v.itemsize
+    a, b = v[op.a].reshape(-1, part), v[op.b].reshape(-1, part)
+    match op:
+        case Zip(dst, unit=unit, high=high):
+            half = slice(part // 2, None) if high else slice(0, part // 2)
+            groups = (x[:, half].reshape(len(x), -1, unit) for x in (a, b))
+            v[dst] = np.stack(tuple(groups), axis=2).ravel()
+        case Pick(dst, picks=picks):
+            v[dst] = np.concatenate((a[list(picks)], b[list(picks)])).ravel()
         case _:
             assert_never(op)
 

@@ -29,6 +29,7 @@ from looptune.program import (
     Loop,
     MaskedLoad,
     Op,
+    Pick,
     PointerOp,
     Program,
     Reduce,
@@ -41,6 +42,7 @@ from looptune.program import (
     Switch,
     VectorOp,
     While,
+    Zip,
 )
 from looptune.target import Target
 
@@ -48,6 +50,7 @@ PART_BYTES = 16  # what lane operations work on
 NO_MASK = -1
 
 SIZED = frozenset({Load, Splat, Store})
+SHUFFLES = frozenset({Zip, Pick})  # these may overwrite the register that holds the mask
 COMPOSED = frozenset({Gather, Scatter, Reduce})
 SIMPLE = frozenset(get_args(ScalarOp) + get_args(PointerOp) + get_args(VectorOp)) - COMPOSED
 
@@ -75,7 +78,7 @@ class Machine:
 def machine_of(target: Target, dtype: DType) -> Machine:
     """The machine that `target` is for elements of `dtype`."""
     part = PART_BYTES // ITEM_BYTES[dtype]
-    plain = SIMPLE if target.masks else SIMPLE - SIZED
+    plain = SIMPLE if target.masks else SIMPLE - SIZED - SHUFFLES
     moves = frozenset(lanes for lanes in (1, 2, 4) if lanes <= part)
     return Machine(target.lanes(dtype), part, target.vector_registers - 1, plain, moves)
 
@@ -107,6 +110,9 @@ def legal_body(body: tuple[Op, ...], machine: Machine) -> tuple[Op, ...]:
             case Splat():
                 out.extend(partial_splat(op, machine, held == 0))
                 held = 0
+            case Zip(dst) | Pick(dst):
+                out.append(op)
+                held = NO_MASK if dst == machine.reserved else held
             case Store() | Gather() | Scatter() | Reduce():
                 out.extend(composed(op, machine))
             case _:

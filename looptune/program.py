@@ -248,6 +248,28 @@ class Reduce(NamedTuple):
     scratch: tuple[int, int]
 
 
+class Zip(NamedTuple):
+    """In every 16-byte part of dst: groups of `unit` lanes, in turn from a and from b.
+
+    They come from the low (or `high`) halves of the same part of a and b.
+    """
+
+    dst: int
+    a: int
+    b: int
+    unit: int
+    high: bool
+
+
+class Pick(NamedTuple):
+    """The 16-byte parts of dst: first parts `picks` of a, then parts `picks` of b."""
+
+    dst: int
+    a: int
+    b: int
+    picks: tuple[int, ...]
+
+
 class Prefetch(NamedTuple):
     """Hint that the line at pointer + offset is wanted."""
 
@@ -359,7 +381,7 @@ ScalarOp = Set | Copy | Min | Scale | Subtract
 PointerOp = Base | Step | Advance | Save | Restore
 VectorOp = (
     Const | Move | Load | Splat | Gather | Store | Scatter | Fma | FmaLoad | FmaSplat | Add | Mul
-    | Extremum | Keep | Reduce | Prefetch
+    | Extremum | Keep | Reduce | Zip | Pick | Prefetch
 )  # fmt: skip
 MachineOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle
 Control = Loop | While | Switch | IfZero

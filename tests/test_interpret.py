@@ -38,6 +38,7 @@ from looptune.program import (
     Move,
     Mul,
     Op,
+    Pick,
     Prefetch,
     Program,
     Reduce,
@@ -55,6 +56,7 @@ from looptune.program import (
     Switch,
     VectorOp,
     While,
+    Zip,
 )
 from looptune.target import TARGETS
 
@@ -104,6 +106,10 @@ VECTORS: list[tuple[Op, list[float]]] = [
     (Reduce("max", 2, 0, (8, 9)), [8, *[NAN] * 7]),
     (Extract(2, 0, 1), [5, 6, 7, 8, 0, 0, 0, 0]),
     (Insert(2, 0, 1, 1), [1, 2, 3, 4, 10, 20, 30, 40]),
+    (Zip(2, 0, 1, 1, False), [1, 10, 2, 20, 5, 50, 6, 60]),
+    (Zip(2, 0, 1, 1, True), [3, 30, 4, 40, 7, 70, 8, 80]),
+    (Zip(2, 0, 1, 2, True), [3, 4, 30, 40, 7, 8, 70, 80]),
+    (Pick(2, 0, 1, (1,)), [5, 6, 7, 8, 50, 60, 70, 80]),
     (Shuffle(2, 0, (3, 2, 1, 0)), [4, 3, 2, 1, *[NAN] * 4]),
     (Prefetch(1, 1 << 20), [NAN] * 8),
 ]

@@ -39,6 +39,7 @@ from looptune.program import (
     Move,
     Mul,
     Op,
+    Pick,
     Prefetch,
     Program,
     Restore,
@@ -53,6 +54,7 @@ from looptune.program import (
     Subtract,
     Switch,
     While,
+    Zip,
 )
 from looptune.target import TARGETS
 
@@ -144,6 +146,12 @@ VEX: list[tuple[str, DType, Op, list[str]]] = [
     ("avx2", "float64", StoreLane(1, 0, 4, 1), ["vmovhpd qword ptr [r8 + 4], xmm1"]),
     ("avx2", "float64", Extract(1, 2, 1), ["vextractf128 xmm1, ymm2, 1"]),
     ("avx2", "float64", Insert(1, 2, 3, 1), ["vinsertf128 ymm1, ymm2, xmm3, 1"]),
+    ("avx2", "float32", Zip(1, 2, 3, 1, False), ["vunpcklps ymm1, ymm2, ymm3"]),
+    ("avx2", "float32", Zip(1, 2, 3, 2, True), ["vunpckhpd ymm1, ymm2, ymm3"]),
+    ("avx2", "float64", Zip(1, 2, 3, 1, True), ["vunpckhpd ymm1, ymm2, ymm3"]),
+    ("avx2", "float32", Pick(1, 2, 3, (0,)), ["vperm2f128 ymm1, ymm2, ymm3, 0x20"]),
+    ("avx2", "float64", Pick(1, 2, 3, (1,)), ["vperm2f128 ymm1, ymm2, ymm3, 0x31"]),
+    ("xmm", "float32", Zip(1, 2, 3, 2, False), ["vunpcklpd xmm1, xmm2, xmm3"]),
     ("avx2", "float32", Shuffle(1, 2, (2, 3, 2, 3)), ["vpermilps xmm1, xmm2, 0xee"]),
     ("avx2", "float64", Shuffle(1, 2, (1, 0)), ["vpermilpd xmm1, xmm2, 1"]),
     (
@@ -210,6 +218,10 @@ EVEX: list[tuple[str, DType, Op, list[str]]] = [
     ("avx512", "float64", StoreLane(20, 0, 4, 1), ["vmovhpd qword ptr [r8 + 4], xmm20"]),
     ("avx512", "float64", Extract(17, 18, 3), ["vextractf32x4 xmm17, zmm18, 3"]),
     ("avx512", "float64", Insert(17, 18, 19, 2), ["vinsertf32x4 zmm17, zmm18, xmm19, 2"]),
+    ("avx512", "float32", Zip(17, 18, 19, 1, True), ["vunpckhps zmm17, zmm18, zmm19"]),
+    ("avx512", "float32", Zip(17, 18, 19, 2, False), ["vunpcklpd zmm17, zmm18, zmm19"]),
+    ("avx512", "float64", Zip(17, 18, 19, 1, False), ["vunpcklpd zmm17, zmm18, zmm19"]),
+    ("avx512", "float32", Pick(17, 18, 19, (1, 3)), ["vshuff32x4 zmm17, zmm18, zmm19, 0xdd"]),
     ("avx512", "float32", Shuffle(17, 18, (1, 1, 1, 1)), ["vpermilps xmm17, xmm18, 0x55"]),
     (
         "avx512",

@@ -29,12 +29,14 @@ from looptune.program import (
     MaskedLoad,
     Move,
     Mul,
+    Pick,
     Prefetch,
     Shuffle,
     Splat,
     Store,
     StoreLane,
     VectorOp,
+    Zip,
 )
 
 
@@ -80,6 +82,11 @@ FORMS = {
     "store_high": Form("VMOVHPD_M64_XMM", "VMOVHPD_M64_XMM"),
     "extract": Form("VEXTRACTF128_XMMM128_YMM_IMM8", "VEXTRACTF32X4_XMMM128_K1Z_ZMM_IMM8"),
     "insert": Form("VINSERTF128_YMM_YMM_XMMM128_IMM8", "VINSERTF32X4_ZMM_K1Z_ZMM_XMMM128_IMM8"),
+    "zip_low1": Form("VUNPCKL{p}_{v}_{v}_{v}M{n}", "VUNPCKL{p}_ZMM_K1Z_ZMM_ZMMM512B{b}"),
+    "zip_high1": Form("VUNPCKH{p}_{v}_{v}_{v}M{n}", "VUNPCKH{p}_ZMM_K1Z_ZMM_ZMMM512B{b}"),
+    "zip_low2": Form("VUNPCKLPD_{v}_{v}_{v}M{n}", "VUNPCKLPD_ZMM_K1Z_ZMM_ZMMM512B64"),
+    "zip_high2": Form("VUNPCKHPD_{v}_{v}_{v}M{n}", "VUNPCKHPD_ZMM_K1Z_ZMM_ZMMM512B64"),
+    "pick": Form("VPERM2F128_YMM_YMM_YMMM256_IMM8", "VSHUFF32X4_ZMM_K1Z_ZMM_ZMMM512B32_IMM8"),
     "shuffle": Form("VPERMIL{p}_XMM_XMMM128_IMM8", "VPERMIL{p}_XMM_K1Z_XMMM128B{b}_IMM8"),
 }
 PAIR_SPLAT = "VEX_VMOVDDUP_XMM_XMMM64"  # what stands in for a 128-bit vbroadcastsd
@@ -202,6 +209,11 @@ class Vectors:
                 return self.extremum(op)
             case Keep():
                 return self.keep(op)
+            case Zip(dst, a, b, unit, high):
+                key = f"zip_{'high' if high else 'low'}{unit}"
+                return self.put(key, *self.wide(dst, a, b))
+            case Pick():
+                return self.pick(op)
             case Load() | Splat() | Store() | MaskedLoad() | Prefetch():
                 return self.transfer(op)
             case LoadLane() | StoreLane() | Extract() | Insert() | Shuffle():
@@ -284,6 +296,14 @@ class Vectors:
             mend = self.put("select", dst, dst, b, scratch)
         return unordered + self.put(op.kind, dst, b, a) + mend
 
+    def pick(self, op: Pick) -> bytes:
+        """Two bits a part on AVX-512; AVX2 has four, and counts the parts of b from 2."""
+        if self.evex:
+            order = sum(part << 2 * i for i, part in enumerate((*op.picks, *op.picks)))
+        else:
+            order = op.picks[0] | (2 + op.picks[0]) << 4
+        return self.put("pick", *self.wide(op.dst, op.a, op.b), Immediate(order))
+
     def keep(self, op: Keep) -> bytes:
         """A blend by an immediate, or by a mask register."""
         dst, a, b = self.wide(op.dst, op.a, op.b)
@@ -296,7 +316,7 @@ class Vectors:
 
 ENCODED = (
     Fma, FmaLoad, FmaSplat, Load, Splat, Store, Add, Mul, Move, Extremum, Keep, Prefetch,
-    MaskedLoad, LoadLane, StoreLane, Extract, Insert, Shuffle,
+    Zip, Pick, MaskedLoad, LoadLane, StoreLane, Extract, Insert, Shuffle,
 )  # fmt: skip
 
 

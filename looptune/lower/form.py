@@ -73,6 +73,17 @@ class Form:
         inside = self.loops[self.scope :]
         return bool(inside) and not self.nest.axes[inside[0].axis].reduction
 
+    @property
+    def transposed(self) -> int | None:
+        """The tile axis along which the output is contiguous, where the tile is copied from an
+        input that is contiguous along the vector axis instead; else None."""
+        if self.vector is None or self.nest.reductions or self.nest.accumulate:
+            return None
+        output, source = self.nest.output, self.nest.inputs[0]
+        across = [axis for axis in self.tile if axis != self.vector and output.stride_of(axis) == 1]
+        copied = len(self.nest.inputs) == 1 and source.stride_of(self.vector) == 1
+        return across[0] if across and copied and output.stride_of(self.vector) != 1 else None
+
     def tile_ranges(self) -> Ranges:
         """The range sets where the accumulator scope begins."""
         return self.ranges[self.scope]
@@ -363,6 +374,8 @@ def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, .
             tiles *= sum(ranges[axis])
     terms = predicted_terms(form, rolled, unrolled, ranges)
     reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in form.nest.inputs)
+    if form.transposed is not None:
+        return tiles * (2 + form.lanes.bit_length()) + 20 * len(form.loops)
     stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.nest.output))
     return stores + terms * (tiles + reads) + 20 * len(form.loops)
 

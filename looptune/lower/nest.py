@@ -24,6 +24,7 @@ from looptune.lower.region import (
     make_tile,
     merge_copies,
     start,
+    transposed_copy,
 )
 from looptune.program import (
     BEGIN,
@@ -225,6 +226,8 @@ def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
         tile = make_tile(form, frame.accesses, static, 1)
         return (*(Const(r, frame.constant) for r in range(tile.count)), *finish(tile))
     tile = make_tile(form, frame.accesses, static, full_terms(form, extents))
+    if form.transposed is not None:
+        return tuple(transposed_copy(tile, static))
     if not form.nest.reductions and flag == 0:
         return (*body(tile, static, first=True), *finish(tile))
     inside = rolled_loop(frame, tile, 0, extents)

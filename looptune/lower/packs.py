@@ -71,9 +71,27 @@ def copy_nest(buffer: Buffer, part: Box) -> Nest:
     return Nest(axes, output, (replace(buffer.source, dims=read),))
 
 
+def contiguous_dim(source: Operand) -> int | None:
+    """The dimension along which the source is contiguous, where it has more than one element."""
+    unit = [dim.coefficients.index(1) for dim in source.dims if dim.stride == 1 and dim.size > 1]
+    return unit[0] if unit else None
+
+
 def copy_schedule(nest: Nest, order: tuple[int, ...], target: Target) -> Schedule:
-    """The copy in buffer order, long rows in strips of eight vectors."""
-    strip = 8 * target.lanes(nest.dtype)
+    """The copy in buffer order, long rows in strips of eight vectors.
+
+    Where the source is contiguous along another dimension, square blocks of both are transposed.
+    """
+    lanes = target.lanes(nest.dtype)
+    across = contiguous_dim(nest.inputs[0])
+    if order and across not in (None, order[-1]) and nest.axes[order[-1]].extent > 1:
+        assert across is not None
+        along = order[-1]
+        outer = [Loop(dim) for dim in order if dim not in (across, along)]
+        block = (Loop(along, lanes), Loop(across, lanes), Loop(along), Loop(across))
+        loops = (*outer, *(loop for loop in block if loop.step < nest.axes[loop.axis].extent))
+        return Schedule(nest, loops, vector=across, actions=(("copy", ()),))
+    strip = 8 * lanes
     loops = [Loop(dim) for dim in order]
     inner = order[-1] if order else None
     if inner is not None and nest.axes[inner].extent > strip:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Operand
 from looptune.lower.form import Form, register_budget
+from looptune.lower.transpose import PART_BYTES, transpose
 from looptune.program import (
     Add,
     Const,
@@ -381,6 +382,37 @@ def finish(tile: Tile) -> Iterable[Op]:
             yield Store(register, access.pointer, offset, lanes, scratch)
         else:
             yield Scatter(register, access.pointer, offset, access.lane_stride, lanes, scratch)
+
+
+def transposed_copy(tile: Tile, extents: Extents) -> Iterator[Op]:
+    """Copy a tile from an input contiguous along the lanes to an output that is not, in blocks.
+
+    A block is a register for each position along `form.transposed`, transposed in between.
+    """
+    form = tile.form
+    across, along = form.transposed, form.vector
+    assert across is not None
+    assert along is not None
+    into, source = tile.accesses
+    size = form.lanes
+    others: Pieces = [(a, range(extents[a])) for a in form.tile if a not in (across, along)]
+    starts = (grid(access.bias, access.strides, others) for access in (into, source))
+    for to, at in zip(*starts, strict=True):
+        for first in range(0, extents[across], size):
+            rows = min(size, extents[across] - first)
+            for start, lanes in form.leaves(extents[along]):
+                read = at + source.strides[across] * first + source.strides[along] * start
+                for row in range(rows):
+                    yield Load(row, source.pointer, read + row * source.strides[across], lanes)
+                here, there = range(size), range(size, 2 * size)
+                part = PART_BYTES // form.nest.output.item_bytes
+                shuffles, columns = transpose(here, there, part, rows, lanes)
+                yield from shuffles
+                free = there[0] if columns is here else here[0]
+                write = to + into.strides[across] * first + into.strides[along] * start
+                for lane in range(lanes):
+                    offset = write + lane * into.strides[along]
+                    yield Store(columns[lane], into.pointer, offset, rows, free)
 
 
 def across_lanes(tile: Tile) -> Iterable[Op]:
