@@ -76,7 +76,9 @@ def cheapest(nest: Nest, target: Target) -> Candidate | None:
         for vector, axis in enumerate(nest.axes)
         if axis.extent > 1
         for packed in pack_options(nest, vector)
-        if within_reach(nest, vector, target, packed)
+        if within_reach(
+            (op for i, op in enumerate(nest.operands) if i not in packed), vector, target
+        )
     ]
     if not options:
         return None

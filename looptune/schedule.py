@@ -47,15 +47,14 @@ class Loop:
 class Pack:
     """A contiguous copy of the box of an operand that lies below a loop.
 
-    `operand` is 0 for the output, 1 and 2 for the inputs. `at` is "root". `order` lists the
-    operand's dimensions, outermost first, in the copy; `panel` is the width of the panels the
-    innermost is cut into, 0 for none. Elements outside the tensor hold the operand's fill.
+    `operand` is 0 for the output, 1 and 2 for the inputs. `at` is the position of the loop in
+    whose body the copy is made, or "root": before all loops. `order` lists the operand's
+    dimensions, outermost first, in the copy. Elements outside the tensor hold the operand's fill.
     """
 
     operand: int
     order: tuple[int, ...]
-    at: str = "root"
-    panel: int = 0
+    at: int | str = "root"
 
 
 Action = tuple[str, tuple[object, ...]]
@@ -84,7 +83,7 @@ class Schedule:
         if not self.loops and not self.actions:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
-        packed = {pack.operand for pack in self.packs}
+        packed = {pack.operand for pack in self.packs if pack.at == "root"}
         required = tuple(
             Pack(number, tuple(range(len(operand.dims))))
             for number, operand in enumerate(self.nest.operands)
@@ -130,6 +129,16 @@ class Schedule:
         """The loops without those that never make a second trip."""
         return tuple(loop for at, loop in enumerate(self.loops) if self.trips(at) > 1)
 
+    def depth(self, pack: Pack) -> int:
+        """How many loops of the canonical order a pack inside a loop lies in.
+
+        None of them is the innermost reduction: inside it there is nothing left to copy for.
+        """
+        assert isinstance(pack.at, int)
+        inside = sum(self.trips(at) > 1 for at in range(pack.at + 1))
+        reduces = [at for at, x in enumerate(self.canonical) if self.nest.axes[x.axis].reduction]
+        return min(inside, reduces[-1]) if reduces else inside
+
     @cached_property
     def identity(self) -> str:
         """Digest of nest, canonical loop tree, packs, vector axis and parallel loop."""
@@ -137,7 +146,9 @@ class Schedule:
         if self.parallel is not None and self.trips(self.parallel) > 1:
             loop = self.loops[self.parallel]
             parallel = [loop.axis, loop.step]
-        packs = sorted((p.operand, p.order, p.at, p.panel) for p in self.packs)
+        packs = sorted(
+            (p.operand, p.order, -1 if p.at == "root" else self.depth(p)) for p in self.packs
+        )
         loops = [[loop.axis, loop.step] for loop in self.canonical]
         text = json.dumps([self.nest.key, loops, packs, self.vector, parallel])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -233,7 +244,8 @@ def split(schedule: Schedule, at: int, factor: int) -> Schedule:
     parallel = schedule.parallel
     if parallel is not None and parallel > at:
         parallel += 1
-    return after(schedule, "split", at, factor, loops=loops, parallel=parallel)
+    packs = moved_packs(schedule, at, 1)
+    return after(schedule, "split", at, factor, loops=loops, parallel=parallel, packs=packs)
 
 
 def reorder(schedule: Schedule, order: Iterable[int]) -> Schedule:
@@ -281,8 +293,19 @@ def merge(schedule: Schedule, at: int) -> Schedule:
         parallel = None
     elif parallel is not None and parallel > at:
         parallel -= 1
+    if at == 0 and any(pack.at == 0 for pack in schedule.packs):
+        raise ScheduleError("merge: loop 0 holds a pack, and no loop outside could take it")
     loops = schedule.loops[:at] + schedule.loops[at + 1 :]
-    return after(schedule, "merge", at, loops=loops, parallel=parallel)
+    packs = moved_packs(schedule, at, -1)
+    return after(schedule, "merge", at, loops=loops, parallel=parallel, packs=packs)
+
+
+def moved_packs(schedule: Schedule, at: int, by: int) -> tuple[Pack, ...]:
+    """The packs, those in loop `at` or further inside `by` positions further in."""
+    return tuple(
+        replace(pack, at=pack.at + by) if isinstance(pack.at, int) and pack.at >= at else pack
+        for pack in schedule.packs
+    )
 
 
 def vectorize(schedule: Schedule, axis: int | str) -> Schedule:
@@ -292,24 +315,32 @@ def vectorize(schedule: Schedule, axis: int | str) -> Schedule:
 
 
 def pack(
-    schedule: Schedule, operand: int, order: Iterable[int] | None = None, at: str = "root"
+    schedule: Schedule,
+    operand: int,
+    order: Iterable[int] | None = None,
+    at: int | str = "root",
 ) -> Schedule:
-    """Copy input `operand` (1 or 2) into contiguous scratch before the nest starts.
+    """Copy operand number `operand` into contiguous scratch: an input before it is read, the
+    output (number 0) after it is computed.
 
-    `order` lists the tensor's dimensions, outermost first (None: as they are). What the nest
-    reads outside the tensor is filled in the copy.
+    for i: for j: s(A[i, j])  -- pack(1, at=0) -->  for i: { P[:] = A[i, :]; for j: s(P[j]) }
+
+    `at` is the loop in whose body the box that the loops inside touch is copied, or "root":
+    the whole of an input, once. `order` lists the tensor's dimensions, outermost first (None: as
+    they are). What the nest reads outside the tensor is filled in the copy at the root. When
+    loops are reordered later, the pack stays as deep as it is.
     """
     operands = schedule.nest.operands
     if type(operand) is not int or not 0 <= operand < len(operands):
-        raise ScheduleError(f"pack: no operand {operand!r}; the inputs are 1..{len(operands) - 1}")
-    if operand == 0:
-        raise ScheduleError("pack: the output cannot be packed at the root; inputs can")
+        raise ScheduleError(f"pack: no operand {operand!r}; there are 0..{len(operands) - 1}")
+    if operand == 0 and at == "root":
+        raise ScheduleError("pack: the output cannot be packed at the root; in a loop it can")
     if at != "root":
-        raise ScheduleError(f"pack: at={at!r}; inputs are packed at 'root'")
+        loop_at(schedule, at, "pack")  # type: ignore[arg-type]
     rank = len(operands[operand].dims)
     what = f"pack: dimensions of {operands[operand].name}"
     order = tuple(range(rank)) if order is None else permutation(order, rank, what)
-    packs = tuple(p for p in schedule.packs if p.operand != operand)
+    packs = tuple(p for p in schedule.packs if (p.operand, p.at) != (operand, at))
     return after(schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at)))
 
 

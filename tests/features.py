@@ -83,6 +83,9 @@ def schedule_features(schedule: Schedule) -> Iterator[str]:
     if schedule.vector is not None:
         yield "vector axis chosen"
     yield f"packs {len(schedule.packs)}"
+    for pack in schedule.packs:
+        where = "root" if pack.at == "root" else "loop"
+        yield f"pack at {where}" if pack.operand else "write cache"
     yield f"loops {len(schedule.canonical)}"
 
 

@@ -28,7 +28,7 @@ def test_random_schedules_keep_the_result() -> None:
     report = campaign(range(300), sorted(TARGETS), interpret_every=30, jobs=2)
     assert not report.failures, "\n".join(map(str, report.failures))
     assert report.cases == 300
-    assert report.refused < 15
+    assert report.refused < 30  # write caches of dimensions that two axes walk
     expected = {"rule revisit", "rule strip-mined", "vector reduction", "parallel", "extent 0"}
     assert expected <= set(report.coverage)
 

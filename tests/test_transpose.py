@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import interpreted, native, run_poisoned
 
-from looptune.host import runs
-from looptune.legalize import legalize
-from looptune.lower.transpose import PART_BYTES, transpose
+from looptune.lower.transpose import transpose
 from looptune.program import Pick, Zip
-from looptune.target import TARGETS
 
 
 def apply(ops, registers, part):

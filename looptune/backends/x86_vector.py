@@ -199,21 +199,16 @@ class Vectors:
         match op:
             case Fma() | FmaLoad() | FmaSplat():
                 return self.multiply_add(op)
-            case Add(dst, a, b):
-                return self.put("add", *self.wide(dst, a, b))
-            case Mul(dst, a, b):
-                return self.put("mul", *self.wide(dst, a, b))
+            case Add(dst, a, b) | Mul(dst, a, b):
+                return self.put("add" if type(op) is Add else "mul", *self.wide(dst, a, b))
             case Move(dst, src):
                 return self.put("move", *self.wide(dst, src))
             case Extremum():
                 return self.extremum(op)
             case Keep():
                 return self.keep(op)
-            case Zip(dst, a, b, unit, high):
-                key = f"zip_{'high' if high else 'low'}{unit}"
-                return self.put(key, *self.wide(dst, a, b))
-            case Pick():
-                return self.pick(op)
+            case Zip() | Pick():
+                return self.exchange(op)
             case Load() | Splat() | Store() | MaskedLoad() | Prefetch():
                 return self.transfer(op)
             case LoadLane() | StoreLane() | Extract() | Insert() | Shuffle():
@@ -296,13 +291,18 @@ class Vectors:
             mend = self.put("select", dst, dst, b, scratch)
         return unordered + self.put(op.kind, dst, b, a) + mend
 
-    def pick(self, op: Pick) -> bytes:
-        """Two bits a part on AVX-512; AVX2 has four, and counts the parts of b from 2."""
-        if self.evex:
-            order = sum(part << 2 * i for i, part in enumerate((*op.picks, *op.picks)))
-        else:
-            order = op.picks[0] | (2 + op.picks[0]) << 4
-        return self.put("pick", *self.wide(op.dst, op.a, op.b), Immediate(order))
+    def exchange(self, op: Zip | Pick) -> bytes:
+        """Lanes of two registers; the parts of b count from 2 on AVX2, from 0 on AVX-512."""
+        registers = self.wide(op.dst, op.a, op.b)
+        match op:
+            case Zip(unit=unit, high=high):
+                return self.put(f"zip_{'high' if high else 'low'}{unit}", *registers)
+            case Pick(picks=picks) if self.evex:
+                order = sum(part << 2 * i for i, part in enumerate((*picks, *picks)))
+                return self.put("pick", *registers, Immediate(order))
+            case Pick(picks=picks):
+                order = picks[0] | (2 + picks[0]) << 4
+                return self.put("pick", *registers, Immediate(order))
 
     def keep(self, op: Keep) -> bytes:
         """A blend by an immediate, or by a mask register."""

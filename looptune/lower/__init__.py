@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
+from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Nest
-from looptune.lower.buffers import packed_nest
 from looptune.lower.form import Form, form_of
-from looptune.lower.nest import Ops, Place, emit_nest
-from looptune.lower.packs import emit_pack
+from looptune.lower.nest import Ops, Place, Registers, emit_nest
+from looptune.lower.packs import emit_box, emit_pack
 from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
-GENERATOR_VERSION = 1  # part of every record: raise it when the generated code changes
+GENERATOR_VERSION = 2  # part of every record: raise it when the generated code changes
 
 __all__ = ["GENERATOR_VERSION", "form_of", "lower"]
 
@@ -31,28 +32,31 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
     """
     nest = schedule.nest
     if any(nest.axes[axis].extent == 0 for axis in nest.spatial):
-        return (program(nest, target, (), 2, 0, 1),)
+        return (program(nest, target, (), Registers(), 0, 1),)
     if any(nest.axes[axis].extent == 0 for axis in nest.reductions):
         return (empty_reduction(nest, target),)
     form = form_of(schedule, target)
-    _, buffers = packed_nest(schedule)
+    root = form.packed.root
     copies: Ops = ()
-    scalars = 2
-    for buffer in buffers.values():
+    taken = Registers()
+    for buffer in root.values():
         ops, used = emit_pack(buffer, target)
         copies += ops
-        scalars = max(scalars, used)
+        taken |= used
     places = tuple(
-        Place(SCRATCH, buffers[i].offset) if i in buffers else Place(i, 0)
+        Place(SCRATCH, root[i].offset) if i in root else Place(i, 0)
         for i in range(len(nest.operands))
     )
-    main, used = emit_nest(form, places, None)
-    size = max((buffer.end for buffer in buffers.values()), default=0)
+    copier = partial(emit_box, nest=nest, target=target)
+    main, used = emit_nest(form, places, None, copier=copier)
+    size = form.packed.scratch_bytes
     trips = trips_of(form)
+    if trips > 1 and form.packed.inner:
+        raise LoweringError("packs inside loops do not run in threads yet: leave out `parallel`")
     if trips > 1 and copies:
-        head = program(nest, target, copies, scalars, size, 1)
+        head = program(nest, target, copies, taken, size, 1)
         return (head, program(nest, target, main, used, size, trips))
-    return (program(nest, target, copies + main, max(scalars, used), size, trips),)
+    return (program(nest, target, copies + main, taken | used, size, trips),)
 
 
 def trips_of(form: Form) -> int:
@@ -64,17 +68,18 @@ def trips_of(form: Form) -> int:
 
 
 def program(
-    nest: Nest, target: Target, body: Ops, scalars: int, scratch_bytes: int, trips: int
+    nest: Nest, target: Target, body: Ops, used: Registers, scratch_bytes: int, trips: int
 ) -> Program:
     """A Program over the nest's operands."""
     count = len(nest.operands)
-    return Program(target, nest.dtype, count, scalars, count, scratch_bytes, trips, body)
+    pointers = max(used.pointers, count)
+    return Program(target, nest.dtype, count, used.scalars, pointers, scratch_bytes, trips, body)
 
 
 def empty_reduction(nest: Nest, target: Target) -> Program:
     """A sum of no terms: the identity everywhere, or the old output where it accumulates."""
     if nest.accumulate:
-        return program(nest, target, (), 2, 0, 1)
+        return program(nest, target, (), Registers(), 0, 1)
     kept = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in nest.axes)
     output = replace(nest, axes=kept, inputs=(replace(nest.output, name="unread"),))
     loops = tuple(Loop(axis) for axis in range(len(kept)))

@@ -1,8 +1,14 @@
-"""Packed inputs: which box of a tensor is copied, and how the nest reads the copy."""
+"""Packed operands: which box of a tensor is copied where, and how the nest reads the copy.
+
+Packs at the root are copied once, whole, before the nest, and padded where the nest reads outside
+the tensor. Packs inside a loop hold the box that one iteration of it touches; a pack of the output
+is a write cache, computed from nothing and written back. All lie one after another in the scratch.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from looptune.errors import LoweringError
@@ -11,6 +17,9 @@ from looptune.schedule import Pack, Schedule
 
 ALIGNMENT = 64
 MAX_SCRATCH = 1 << 34
+MAX_INNER = 4  # each takes a pointer, of which machines have ten
+
+Ranges = Mapping[int, tuple[int, ...]]  # per axis, every length its current piece can have
 
 Box = tuple[tuple[int, int], ...]  # per dimension, first index and one past the last
 
@@ -33,18 +42,12 @@ class Buffer:
     @property
     def strides(self) -> tuple[int, ...]:
         """Element strides of the copy, contiguous in `order`."""
-        found = [0] * len(self.box)
-        step = 1
-        for dim in reversed(self.order):
-            found[dim] = step
-            step *= self.sizes[dim]
-        return tuple(found)
+        return strides_in(self.order, self.sizes)
 
     @property
     def end(self) -> int:
         """First aligned byte behind the copy."""
-        size = math.prod(self.sizes) * self.source.item_bytes
-        return self.offset + -(-size // ALIGNMENT) * ALIGNMENT
+        return aligned_end(self.offset, self.sizes, self.source)
 
     @property
     def operand(self) -> Operand:
@@ -58,18 +61,99 @@ class Buffer:
         return replace(self.source, dims=dims)
 
 
-def packed_operands(schedule: Schedule) -> dict[int, Buffer]:
-    """The buffers of a schedule's root packs, by operand number, laid out in the scratch."""
+@dataclass(frozen=True)
+class Inner:
+    """A pack inside `depth` loops: the box of operand `number` that they leave to the others.
+
+    `source` is the operand outside, `operand` its copy, whose element 0 belongs to the point
+    where every axis is at the start of its piece. `offset` is the copy's place in the scratch.
+    """
+
+    depth: int
+    number: int
+    order: tuple[int, ...]
+    source: Operand
+    operand: Operand
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """First aligned byte behind the copy."""
+        return aligned_end(self.offset, self.operand.shape, self.operand)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A schedule's nest with its packs: `nest` reads from the root's, `operands` from all."""
+
+    nest: Nest
+    root: Mapping[int, Buffer]
+    inner: tuple[Inner, ...]
+    operands: tuple[Operand, ...]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that all copies take."""
+        ends = [*(pack.end for pack in self.root.values()), *(pack.end for pack in self.inner)]
+        return max(ends, default=0)
+
+
+def strides_in(order: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Element strides of a contiguous array whose dimensions lie in `order`."""
+    found = [0] * len(sizes)
+    step = 1
+    for dim in reversed(order):
+        found[dim] = step
+        step *= sizes[dim]
+    return tuple(found)
+
+
+def aligned_end(offset: int, sizes: tuple[int, ...], operand: Operand) -> int:
+    """First aligned byte behind a copy of these sizes at `offset`."""
+    size = math.prod(sizes) * operand.item_bytes
+    return offset + -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def packed(schedule: Schedule) -> Packed:
+    """The schedule's packs at the root, laid out in the scratch."""
     nest = schedule.nest
-    buffers: dict[int, Buffer] = {}
+    root: dict[int, Buffer] = {}
     offset = 0
-    for pack in sorted(schedule.packs, key=lambda p: p.operand):
-        buffer = buffer_of(nest, pack, offset)
-        buffers[pack.operand] = buffer
-        offset = buffer.end
-    if offset > MAX_SCRATCH:
-        raise LoweringError(f"packs need {offset} bytes of scratch; the limit is {MAX_SCRATCH}")
-    return buffers
+    for pack in sorted((p for p in schedule.packs if p.at == "root"), key=lambda p: p.operand):
+        root[pack.operand] = buffer_of(nest, pack, offset)
+        offset = root[pack.operand].end
+    if root:
+        inputs = (root[i].operand if i in root else op for i, op in enumerate(nest.inputs, 1))
+        nest = replace(nest, inputs=tuple(inputs))
+    return checked(Packed(nest, root, (), nest.operands))
+
+
+def with_inner(outer: Packed, schedule: Schedule, ranges: Sequence[Ranges]) -> Packed:
+    """`outer` with the packs inside loops; `ranges[d]` are the range sets below d loops."""
+    operands = list(outer.operands)
+    inner: list[Inner] = []
+    offset = outer.scratch_bytes
+    packs = [(schedule.depth(pack), pack) for pack in schedule.packs if pack.at != "root"]
+    for depth, pack in sorted(packs, key=lambda pair: (pair[0], pair[1].operand)):
+        extents = {axis: values[0] for axis, values in ranges[depth].items()}
+        made = inner_pack(depth, pack, operands[pack.operand], extents, offset)
+        operands[pack.operand] = made.operand
+        offset = made.end
+        inner.append(made)
+    return checked(replace(outer, inner=tuple(inner), operands=tuple(operands)))
+
+
+def checked(made: Packed) -> Packed:
+    """`made`; raises `LoweringError` over the limits of scratch and of pointers."""
+    if made.scratch_bytes > MAX_SCRATCH:
+        raise LoweringError(
+            f"packs need {made.scratch_bytes} bytes of scratch; the limit is {MAX_SCRATCH}"
+        )
+    if len(made.inner) > MAX_INNER:
+        raise LoweringError(
+            f"{len(made.inner)} packs inside loops; at most {MAX_INNER} are lowered"
+        )
+    return made
 
 
 def buffer_of(nest: Nest, pack: Pack, offset: int) -> Buffer:
@@ -80,12 +164,38 @@ def buffer_of(nest: Nest, pack: Pack, offset: int) -> Buffer:
     return Buffer(pack.operand, source, box, pack.order, offset)
 
 
-def packed_nest(schedule: Schedule) -> tuple[Nest, dict[int, Buffer]]:
-    """The schedule's nest reading from its packs, and the packs by operand number."""
-    nest = schedule.nest
-    if not schedule.packs:
-        return nest, {}
-    buffers = packed_operands(schedule)
-    operands = enumerate(nest.inputs, 1)
-    inputs = tuple(buffers[i].operand if i in buffers else op for i, op in operands)
-    return replace(nest, inputs=inputs), buffers
+def inner_pack(
+    depth: int, pack: Pack, source: Operand, extents: Mapping[int, int], offset: int
+) -> Inner:
+    """The box of `source` below `depth` loops, which leave pieces of at most `extents`."""
+    if pack.operand == 0:
+        dims = written_dims(source, extents)
+    else:
+        dims = tuple(read_dim(dim, extents) for dim in source.dims)
+    strides = strides_in(pack.order, tuple(dim.size for dim in dims))
+    dims = tuple(replace(dim, stride=step) for dim, step in zip(dims, strides, strict=True))
+    return Inner(depth, pack.operand, pack.order, source, replace(source, dims=dims), offset)
+
+
+def read_dim(dim: Dim, extents: Mapping[int, int]) -> Dim:
+    """A dimension of the box that pieces of these extents read, its stride still to come."""
+    reach = [c * (extents[axis] - 1) for axis, c in enumerate(dim.coefficients)]
+    low = sum(r for r in reach if r < 0)
+    return Dim(sum(map(abs, reach)) + 1, 0, dim.coefficients, -low)
+
+
+def written_dims(output: Operand, extents: Mapping[int, int]) -> tuple[Dim, ...]:
+    """The dimensions of the box that pieces of these extents write, without the gaps.
+
+    Raises `LoweringError` unless each axis walks one dimension and each dimension one axis:
+    the box of a diagonal, or of two axes in one dimension, has holes.
+    """
+    found, seen = [], set[int]()
+    for dim in output.dims:
+        moved = [axis for axis, c in enumerate(dim.coefficients) if c and extents[axis] > 1]
+        if len(moved) > 1 or seen & set(moved):
+            raise LoweringError(f"the box that a write cache of {output.name} covers has holes")
+        seen |= set(moved)
+        unit = tuple(int(axis in moved) for axis in range(len(dim.coefficients)))
+        found.append(Dim(extents[moved[0]] if moved else 1, 0, unit))
+    return tuple(found)

@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 
 from looptune.errors import LoweringError
 from looptune.ir import Nest, Operand
-from looptune.lower.buffers import packed_nest
+from looptune.lower.buffers import Packed, Ranges, packed, with_inner
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
 MAX_LOOPS = 64
 HARD_LIMIT = 16  # times the target's instruction limit: beyond it a schedule is refused
 
-Ranges = Mapping[int, tuple[int, ...]]  # per axis, every length its current piece can have
 Leaf = tuple[int, int]  # offset and lanes of one vector along the vector axis
 
 
@@ -40,7 +39,7 @@ class Form:
     that one pointer reaches: vectors have one lane then.
     """
 
-    nest: Nest
+    packed: Packed
     target: Target
     loops: tuple[Loop, ...]
     vector: int | None
@@ -50,6 +49,16 @@ class Form:
     rolled: tuple[Loop, ...]
     unrolled: tuple[Loop, ...]
     parallel: int | None
+
+    @property
+    def nest(self) -> Nest:
+        """The nest, reading from packs at the root."""
+        return self.packed.nest
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The output and the inputs as the register tile sees them, behind all packs."""
+        return self.packed.operands
 
     @property
     def lanes(self) -> int:
@@ -79,9 +88,9 @@ class Form:
         input that is contiguous along the vector axis instead; else None."""
         if self.vector is None or self.nest.reductions or self.nest.accumulate:
             return None
-        output, source = self.nest.output, self.nest.inputs[0]
+        output, source = self.operands[:2]
         across = [axis for axis in self.tile if axis != self.vector and output.stride_of(axis) == 1]
-        copied = len(self.nest.inputs) == 1 and source.stride_of(self.vector) == 1
+        copied = len(self.operands) == 2 and source.stride_of(self.vector) == 1
         return across[0] if across and copied and output.stride_of(self.vector) != 1 else None
 
     def tile_ranges(self) -> Ranges:
@@ -152,37 +161,34 @@ def footprint(nest: Nest, loops: tuple[Loop, ...], ranges: Ranges, vector: int |
     return total
 
 
-def vector_cost(nest: Nest, axis: int, reach: int, lanes: int) -> float:
+def vector_cost(problem: Packed, axis: int, reach: int, lanes: int) -> float:
     """Rough cycles a point if `axis`, in pieces of `reach` elements, is spread over the lanes."""
     used = reach / math.ceil(reach / lanes)
+    nest, (output, *inputs) = problem.nest, problem.operands
     length = math.prod(nest.axes[a].extent for a in nest.reductions)
-    reads = sum({0: 0.25, 1: 0.5}.get(op.stride_of(axis), 1.0 * lanes) for op in nest.inputs)
+    reads = sum({0: 0.25, 1: 0.5}.get(op.stride_of(axis), 1.0 * lanes) for op in inputs)
     if nest.axes[axis].reduction:
         return (1 + reads) / used + 8 / length
-    writes = 1 if nest.output.stride_of(axis) == 1 else 2 * lanes
+    writes = 1 if output.stride_of(axis) == 1 else 2 * lanes
     return (1 + reads) / used + writes / used / length
 
 
-def within_reach(nest: Nest, axis: int, target: Target, packed: Iterable[int] = ()) -> bool:
-    """Whether the lanes of a vector along `axis` are addressed from one pointer.
-
-    Those of `packed` operands are: their copies are contiguous.
-    """
-    lanes = target.lanes(nest.dtype)
+def within_reach(operands: Iterable[Operand], axis: int, target: Target) -> bool:
+    """Whether the lanes of a vector along `axis` are addressed from one pointer."""
     return all(
-        op.item_bytes * abs(op.stride_of(axis)) * (lanes - 1) <= furthest(target) // 2
-        for number, op in enumerate(nest.operands)
-        if number not in packed
+        abs(op.stride_of(axis)) * (target.vector_bytes - op.item_bytes) <= furthest(target) // 2
+        for op in operands
     )
 
 
 def choose_vector(
-    nest: Nest, wanted: int | None, loops: tuple[Loop, ...], target: Target
+    problem: Packed, wanted: int | None, loops: tuple[Loop, ...], target: Target
 ) -> int | None:
     """The axis that is wanted, or by default the cheapest one, the innermost on a tie.
 
     None if there is none, or if no vector along any axis is addressed from one pointer.
     """
+    nest = problem.nest
     lanes = target.lanes(nest.dtype)
     if not loops:
         return None
@@ -194,8 +200,8 @@ def choose_vector(
         if outer.step > 1:
             reach[outer.axis] = min(reach[outer.axis], outer.step)
     candidates = dict.fromkeys(loop.axis for loop in reversed(loops))
-    near = [axis for axis in candidates if within_reach(nest, axis, target)]
-    return min(near, key=lambda a: vector_cost(nest, a, reach[a], lanes), default=None)
+    near = [axis for axis in candidates if within_reach(problem.operands, axis, target)]
+    return min(near, key=lambda a: vector_cost(problem, a, reach[a], lanes), default=None)
 
 
 def strip_mine(
@@ -237,12 +243,13 @@ def register_budget(nest: Nest, target: Target) -> int:
 
 def form_of(schedule: Schedule, target: Target) -> Form:
     """Decide vector axis, scopes and unrolling; raises `LoweringError` over the target's limits."""
-    nest, _ = packed_nest(schedule)
+    problem = packed(schedule)
+    nest = problem.nest
     lanes = target.lanes(nest.dtype)
     loops = schedule.canonical
     if len(loops) > MAX_LOOPS:
         raise LoweringError(f"{len(loops)} loops; at most {MAX_LOOPS} are lowered")
-    vector = choose_vector(nest, schedule.vector, loops, target)
+    vector = choose_vector(problem, schedule.vector, loops, target)
     loops = with_vector_step(loops, vector, lanes)
     budget = register_budget(nest, target)
     scope = first_fit(nest, loops, vector, budget)
@@ -254,9 +261,14 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     if shared is not None:
         scope = max(scope, shared + 1)
     ranges = range_sets(nest, loops)
-    while scope < len(loops) and reach(nest, loops[scope:], ranges[scope]) > furthest(target) // 2:
+    problem = with_inner(problem, schedule, ranges)
+    scope = max([scope, *(pack.depth for pack in problem.inner)])
+    limit = furthest(target) // 2
+    while (
+        scope < len(loops) and reach(nest, problem.operands, loops[scope:], ranges[scope]) > limit
+    ):
         scope += 1
-    form, size = at_scope(Form(nest, target, loops, vector, scope, ranges, (), (), (), shared))
+    form, size = at_scope(Form(problem, target, loops, vector, scope, ranges, (), (), (), shared))
     while size > target.code_instructions and form.leads_with_space:
         form, size = at_scope(replace(form, scope=form.scope + 1))
     if size > HARD_LIMIT * target.code_instructions:
@@ -312,7 +324,7 @@ def parallel_position(schedule: Schedule, loops: tuple[Loop, ...]) -> int | None
 def too_large(form: Form, unrolled: tuple[Loop, ...], limit: int) -> bool:
     """Whether a body with `unrolled` is over `limit` multiply-adds or out of displacements."""
     ranges = below_rolled(form, unrolled)
-    moved = reach(form.nest, unrolled, ranges, spatial=False)
+    moved = reach(form.nest, form.operands, unrolled, ranges, spatial=False)
     return body_size(form, unrolled) > limit or moved > furthest(form.target) // 2
 
 
@@ -321,12 +333,18 @@ def furthest(target: Target) -> int:
     return target.max_displacement - target.vector_bytes
 
 
-def reach(nest: Nest, loops: Iterable[Loop], ranges: Ranges, spatial: bool = True) -> int:
+def reach(
+    nest: Nest,
+    operands: Iterable[Operand],
+    loops: Iterable[Loop],
+    ranges: Ranges,
+    spatial: bool = True,
+) -> int:
     """Most bytes an operand moves within the spatial (or reduction) loops."""
     axes = {p.axis for p in loops if nest.axes[p.axis].reduction != spatial}
     return max(
         op.item_bytes * sum(abs(op.stride_of(a)) * (max(ranges[a]) - 1) for a in axes)
-        for op in nest.operands
+        for op in operands
     )
 
 
@@ -373,10 +391,10 @@ def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, .
         else:
             tiles *= sum(ranges[axis])
     terms = predicted_terms(form, rolled, unrolled, ranges)
-    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in form.nest.inputs)
+    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in form.operands[1:])
     if form.transposed is not None:
         return tiles * (2 + form.lanes.bit_length()) + 20 * len(form.loops)
-    stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.nest.output))
+    stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.operands[0]))
     return stores + terms * (tiles + reads) + 20 * len(form.loops)
 
 

@@ -8,9 +8,10 @@ keeps one body; only register tiles are specialised, by a switch over their rang
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from looptune.lower.buffers import Inner
 from looptune.lower.form import Form, inner_ranges
 from looptune.lower.region import (
     Access,
@@ -29,6 +30,7 @@ from looptune.lower.region import (
 from looptune.program import (
     BEGIN,
     END,
+    SCRATCH,
     Advance,
     Base,
     Case,
@@ -70,33 +72,72 @@ class Place(NamedTuple):
     offset: int
 
 
+class Through(NamedTuple):
+    """Where an operand lives, seen from a pointer: its number and the bytes to element 0."""
+
+    pointer: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Registers:
+    """How many scalars and pointers are in use: the numbers below are taken."""
+
+    scalars: int = 2
+    pointers: int = 0
+
+    def __or__(self, other: Registers) -> Registers:
+        return Registers(max(self.scalars, other.scalars), max(self.pointers, other.pointers))
+
+
+NONE_USED = Registers()
+
+Copier = Callable[[Inner, Access, Mapping[int, int], bool, Registers], tuple[Ops, Registers]]
+
+
 @dataclass(frozen=True)
 class Frame:
     """A form with its addresses and scalar numbers; `constant` replaces all reads and sums.
 
+    `accesses` are the operands as the loops at hand see them, `packs` what is still to be packed
+    further inside, with the access to each copy, and `copier` writes the code that copies.
     Scalars of loop i: counter, range below it, first-visit flag, then one to save each pointer.
     """
 
     form: Form
     accesses: tuple[Access, ...]
     constant: float | None
+    first: Registers
+    packs: tuple[tuple[Inner, Access], ...] = ()
+    copier: Copier | None = None
+
+    @property
+    def each(self) -> int:
+        """Scalars of one loop."""
+        return 3 + len(self.accesses)
 
     def scalars_of(self, loop: int) -> range:
         """The scalars of loop number `loop` among real and rolled loops."""
-        each = 3 + len(self.accesses)
         last = self.form.scope + len(self.form.rolled) - 1
-        first = 2 + (last - loop) * each
-        return range(first, first + each)
+        first = self.first.scalars + (last - loop) * self.each
+        return range(first, first + self.each)
 
     @property
-    def scalars(self) -> int:
-        """Scalars in use, BEGIN and END included."""
+    def used(self) -> Registers:
+        """The registers in use, those before the first included."""
         loops = self.form.scope + len(self.form.rolled)
-        return 2 + loops * (3 + len(self.accesses))
+        pointers = self.first.pointers + len(self.accesses) + len(self.form.packed.inner)
+        return Registers(self.first.scalars + loops * self.each, pointers)
 
 
-def emit_nest(form: Form, places: tuple[Place, ...], constant: float | None) -> tuple[Ops, int]:
-    """Code for one nest and the scalars it uses; its pointers are numbered as its operands."""
+def emit_nest(
+    form: Form,
+    places: tuple[Place | Through, ...],
+    constant: float | None,
+    first: Registers = NONE_USED,
+    copier: Copier | None = None,
+) -> tuple[Ops, Registers]:
+    """Code for one nest, and the registers used when it ends; `first` are taken already."""
     ranges = form.tile_ranges()
     below = {axis: max(ranges[axis], default=0) for axis in form.tile}
     inner = dict(ranges)
@@ -105,28 +146,44 @@ def emit_nest(form: Form, places: tuple[Place, ...], constant: float | None) -> 
     below |= {loop.axis: max(inner[loop.axis]) for loop in form.unrolled}
     if form.vector is not None:
         below.setdefault(form.vector, max(inner[form.vector]))
+    deep = {pack.number for pack in form.packed.inner}
+    operands = form.nest.operands
     accesses = tuple(
-        access_of(operand, number, form, below) for number, operand in enumerate(form.nest.operands)
+        access_of(operand, first.pointers + i, form, {} if i in deep else below)
+        for i, operand in enumerate(operands)
     )
-    frame = Frame(form, accesses, constant)
-    bases = (
-        Base(
-            access.pointer,
-            place.operand,
-            place.offset + operand.base * operand.item_bytes - access.bias,
-        )
-        for access, place, operand in zip(accesses, places, form.nest.operands, strict=True)
+    copies = tuple(
+        (pack, access_of(pack.operand, first.pointers + len(operands) + i, form, below))
+        for i, pack in enumerate(form.packed.inner)
     )
+    frame = Frame(form, accesses, constant, first, copies, copier)
+    bases: Ops = ()
+    for access, place, operand in zip(accesses, places, operands, strict=True):
+        start = place.offset + operand.base * operand.item_bytes - access.bias
+        bases += pointed(access.pointer, place, start, first.scalars)
     extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
-    first: Flag = 1 if form.nest.accumulate else 0
-    return (*bases, *outer_loop(frame, 0, extents, first)), frame.scalars
+    visited: Flag = 1 if form.nest.accumulate else 0
+    ops, used = outer_loop(frame, 0, extents, visited)
+    return (*bases, *ops), used | frame.used | Registers(first.scalars + 1)
 
 
-def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> Ops:
-    """Real loop number `at` and all inside it."""
+def pointed(pointer: int, place: Place | Through, offset: int, scalar: int) -> Ops:
+    """Set a pointer to `offset` bytes from a place's operand or pointer."""
+    match place:
+        case Place(operand):
+            return (Base(pointer, operand, offset),)
+        case Through(other):
+            step = (Step(pointer, offset),) if offset else ()
+            return (Save(scalar, other), Restore(pointer, scalar), *step)
+
+
+def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops, Registers]:
+    """Real loop number `at` and all inside it, and the registers that copies inside it use."""
     form = frame.form
+    if any(pack.depth == at for pack, _ in frame.packs):
+        return with_packs(frame, at, extents, flag)
     if at == form.scope:
-        return tile_switch(frame, form.tile, extents, flag)
+        return tile_switch(frame, form.tile, extents, flag), Registers()
     loop = form.loops[at]
     scalars = frame.scalars_of(at)
     counter, current, visited = scalars[:3]
@@ -140,13 +197,81 @@ def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> Ops:
         inner_flag = Dynamic(visited, (0, 1))
         before = (Set(visited, flag) if isinstance(flag, int) else Copy(visited, flag.scalar),)
         after = (Set(visited, 1),)
-    inside = outer_loop(frame, at + 1, {**extents, loop.axis: below}, inner_flag)
+    inside, used = outer_loop(frame, at + 1, {**extents, loop.axis: below}, inner_flag)
     tail = () if isinstance(below, int) else (Min(current, counter, loop.step),)
     steps = pointer_steps(frame.accesses, loop)
     work = (*tail, *inside, *after, *steps)
     if at == form.parallel:
-        return (*before, *shared_loop(frame, loop, at, work))
-    return (*before, *counted_loop(frame, loop, scalars, whole, work, undo=at > 0))
+        return (*before, *shared_loop(frame, loop, at, work)), used
+    return (*before, *counted_loop(frame, loop, scalars, whole, work, undo=at > 0)), used
+
+
+def with_packs(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops, Registers]:
+    """Copy the boxes that the loops from number `at` on touch, run these on the copies, and
+    write the output's copy back."""
+    here = [pair for pair in frame.packs if pair[0].depth == at]
+    later = tuple(pair for pair in frame.packs if pair[0].depth != at)
+    accesses = list(frame.accesses)
+    before: Ops = ()
+    after: Ops = ()
+    used = Registers()
+    for pack, access in here:
+        outside = accesses[pack.number]
+        copies, more = copied_box(frame, pack, outside, extents, flag)
+        start = pack.offset + pack.operand.base * pack.operand.item_bytes - access.bias
+        base = Base(access.pointer, SCRATCH, start)
+        if pack.number:
+            before += copies
+        else:
+            after, flag = copies + after, 0
+        before += (base,)
+        accesses[pack.number] = access
+        used |= more
+    inner = replace(frame, accesses=tuple(accesses), packs=later)
+    ops, more = outer_loop(inner, at, extents, flag)
+    return (*before, *ops, *after), used | more
+
+
+def copied_box(
+    frame: Frame, pack: Inner, outside: Access, extents: Extents, flag: Flag
+) -> tuple[Ops, Registers]:
+    """Code that fills the copy of an input, or writes back that of the output: added to what is
+    there unless this is the first visit."""
+    copier = frame.copier
+    assert copier is not None, "a copy does not hold packs"
+    used = Registers()
+
+    def copy(sizes: Mapping[int, int], add: bool) -> Ops:
+        nonlocal used
+        ops, more = copier(pack, outside, sizes, add, frame.used)
+        used |= more
+        return ops
+
+    def make(sizes: Mapping[int, int]) -> Ops:
+        if pack.number:
+            return copy(sizes, False)
+        match flag:
+            case int():
+                return copy(sizes, bool(flag))
+            case Dynamic():
+                return visit(flag, copy(sizes, False), copy(sizes, True))
+
+    dims = pack.source.dims
+    axes = tuple(axis for axis in extents if any(dim.coefficients[axis] for dim in dims))
+    ops = box_switch(axes, extents, make)
+    return ops, used
+
+
+def box_switch(
+    axes: tuple[int, ...], extents: Extents, make: Callable[[Mapping[int, int]], Ops]
+) -> Ops:
+    """`make` for the extents of a box, chosen at run time where some of `axes` must be."""
+    for axis in axes:
+        extent = extents[axis]
+        if not isinstance(extent, int):
+            cases = ((v, box_switch(axes, {**extents, axis: v}, make)) for v in extent.values)
+            return (Switch(extent.scalar, tuple(Case(v, ops) for v, ops in cases)),)
+    return make({axis: values_of(extent)[0] for axis, extent in extents.items()})
 
 
 def values_of(extent: Extent) -> tuple[int, ...]:
@@ -162,10 +287,10 @@ def pointer_steps(accesses: tuple[Access, ...], loop: ScheduleLoop, trips: int =
 
 def saves(accesses: tuple[Access, ...], loop: ScheduleLoop, scalars: range) -> tuple[Ops, Ops]:
     """Operations that save and restore the pointers that the loop moves."""
-    moved = [a.pointer for a in accesses if a.strides[loop.axis]]
-    slots = scalars[3:]
-    save = tuple(Save(slots[pointer], pointer) for pointer in moved)
-    return save, tuple(Restore(pointer, slots[pointer]) for pointer in moved)
+    pairs = zip(scalars[-len(accesses) :], accesses, strict=True)
+    moved = [(slot, access.pointer) for slot, access in pairs if access.strides[loop.axis]]
+    save = tuple(Save(slot, pointer) for slot, pointer in moved)
+    return save, tuple(Restore(pointer, slot) for slot, pointer in moved)
 
 
 def counted_loop(

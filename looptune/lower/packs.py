@@ -1,17 +1,21 @@
-"""Packs at the root: an input copied into contiguous scratch, padded and reordered.
+"""Packs: operands copied into contiguous scratch, reordered, and padded at the root.
 
-A pack is itself nests: one copy of the part that lies inside the tensor, and for each dimension
-that hangs over one fill below and one above it. They go through the same lowering.
+A pack is itself a nest, of moves: one axis for every dimension, with its stride in the tensor and
+in the copy. A pack at the root copies the part that lies inside the tensor, and for each
+dimension that hangs over fills one part below and one above it. All go through the same lowering.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from looptune.ir import Axis, Dim, Nest, Operand
-from looptune.lower.buffers import Box, Buffer
+from looptune.ir import Axis, Dim, DType, Nest, Operand
+from looptune.lower.buffers import Box, Buffer, Inner
 from looptune.lower.form import form_of
-from looptune.lower.nest import Ops, Place, emit_nest
+from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, emit_nest
+from looptune.lower.region import Access
 from looptune.program import SCRATCH
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
@@ -19,81 +23,150 @@ from looptune.target import Target
 COPY_SHARE = 8  # a copy or fill may take this part of a kernel's instructions
 
 
-def emit_pack(buffer: Buffer, target: Target) -> tuple[Ops, int]:
-    """Code that fills the buffer, and the scalars it uses."""
+class Move(NamedTuple):
+    """One dimension of a copy: its extent, and the strides of what is written and read."""
+
+    extent: int
+    written: int
+    read: int
+
+
+def emit_pack(buffer: Buffer, target: Target) -> tuple[Ops, Registers]:
+    """Code that fills the buffer of a root pack, and the registers it uses."""
     inside = tuple(
         (max(low, 0), min(high, dim.size))
         for (low, high), dim in zip(buffer.box, buffer.source.dims, strict=True)
     )
     if any(low >= high for low, high in inside):
-        return emit_copy(buffer, buffer.box, target, fill=True)
-    ops, scalars = emit_copy(buffer, inside, target, fill=False)
+        return emit_part(buffer, buffer.box, target, fill=True)
+    ops, used = emit_part(buffer, inside, target, fill=False)
     remaining = list(buffer.box)
     for dim, ((low, high), (first, last)) in enumerate(zip(buffer.box, inside, strict=True)):
         for side in ((low, first), (last, high)):
             if side[0] < side[1]:
                 border = (*remaining[:dim], side, *remaining[dim + 1 :])
-                more, used = emit_copy(buffer, border, target, fill=True)
-                ops, scalars = ops + more, max(scalars, used)
+                more, registers = emit_part(buffer, border, target, fill=True)
+                ops, used = ops + more, used | registers
         remaining[dim] = inside[dim]
-    return ops, scalars
+    return ops, used
 
 
-def emit_copy(buffer: Buffer, part: Box, target: Target, fill: bool) -> tuple[Ops, int]:
+def emit_part(buffer: Buffer, part: Box, target: Target, fill: bool) -> tuple[Ops, Registers]:
     """Copy `part` of the tensor into the buffer, or fill it."""
-    nest = copy_nest(buffer, part)
-    source = nest.inputs[0]
-    if fill:
-        nest = replace(nest, inputs=(replace(nest.output, name="unread"),))
-    small = replace(target, code_instructions=target.code_instructions // COPY_SHARE)
-    form = form_of(copy_schedule(nest, buffer.order, target), small)
-    here = Place(SCRATCH, buffer.offset)
-    there = here if fill else Place(buffer.number, 0)
-    return emit_nest(form, (here, there), source.fill if fill else None)
-
-
-def copy_nest(buffer: Buffer, part: Box) -> Nest:
-    """buffer[i - box] = source[i] for i in `part`; one axis a dimension."""
-    rank = len(part)
-    axes = tuple(Axis(f"d{d}", high - low) for d, (low, high) in enumerate(part))
-    unit = [tuple(int(d == other) for other in range(rank)) for d in range(rank)]
-    written = tuple(
-        Dim(size, stride, unit[d], first - low)
-        for d, (size, stride, (first, _), (low, _)) in enumerate(
-            zip(buffer.sizes, buffer.strides, part, buffer.box, strict=True)
-        )
+    source, item = buffer.source, buffer.source.item_bytes
+    dims = list(zip(part, buffer.box, buffer.strides, source.strides, strict=True))
+    moves = [Move(last - first, to, 0 if fill else at) for (first, last), _, to, at in dims]
+    to = sum((first - low) * stride for (first, _), (low, _), stride, _ in dims)
+    at = sum(first * stride for (first, _), _, _, stride in dims)
+    here = Place(SCRATCH, buffer.offset + item * to)
+    there = here if fill else Place(buffer.number, item * at)
+    return emit_copy(
+        copy_nest(moves, source.dtype), (here, there), target, source.fill if fill else None
     )
-    read = tuple(
-        Dim(dim.size, dim.stride, unit[d], first)
-        for d, (dim, (first, _)) in enumerate(zip(buffer.source.dims, part, strict=True))
-    )
-    output = Operand("packed", buffer.source.dtype, written)
-    return Nest(axes, output, (replace(buffer.source, dims=read),))
 
 
-def contiguous_dim(source: Operand) -> int | None:
-    """The dimension along which the source is contiguous, where it has more than one element."""
-    unit = [dim.coefficients.index(1) for dim in source.dims if dim.stride == 1 and dim.size > 1]
-    return unit[0] if unit else None
+def emit_box(
+    pack: Inner,
+    outside: Access,
+    sizes: Mapping[int, int],
+    add: bool,
+    taken: Registers,
+    *,
+    nest: Nest,
+    target: Target,
+) -> tuple[Ops, Registers]:
+    """Code that copies the box of a pack inside a loop, and the registers used when it ends.
 
-
-def copy_schedule(nest: Nest, order: tuple[int, ...], target: Target) -> Schedule:
-    """The copy in buffer order, long rows in strips of eight vectors.
-
-    Where the source is contiguous along another dimension, square blocks of both are transposed.
+    `outside` points at the tensor where every axis is at the start of its piece, `sizes` are the
+    pieces. An input is read into its copy; the output's copy is written back, or with `add`
+    combined with what is there by the reduction of `nest`.
     """
+    moves, inner, outer = (box_read if pack.number else box_written)(pack, sizes)
+    item = pack.source.item_bytes
+    here = Place(SCRATCH, pack.offset + item * inner)
+    there = Through(outside.pointer, outside.bias + item * outer)
+    copy = copy_nest(moves, pack.source.dtype)
+    if add:
+        copy = replace(copy, accumulate=True, reduction=nest.reduction)
+    return emit_copy(copy, (here, there) if pack.number else (there, here), target, None, taken)
+
+
+def box_read(pack: Inner, sizes: Mapping[int, int]) -> tuple[list[Move], int, int]:
+    """The moves that fill a copy, and the elements to the first one in it and in the tensor."""
+    moves = []
+    inner = outer = 0
+    for source, dim in zip(pack.source.dims, pack.operand.dims, strict=True):
+        reach = [c * (sizes[axis] - 1) for axis, c in enumerate(source.coefficients)]
+        first = sum(r for r in reach if r < 0)
+        moves.append(Move(sum(map(abs, reach)) + 1, dim.stride, source.stride))
+        inner += (dim.offset + first) * dim.stride
+        outer += first * source.stride
+    return moves, inner, outer
+
+
+def box_written(pack: Inner, sizes: Mapping[int, int]) -> tuple[list[Move], int, int]:
+    """The moves that write a copy back, and the elements to the first one in it and outside."""
+    moves = []
+    for source, dim in zip(pack.source.dims, pack.operand.dims, strict=True):
+        moved = [a for a, c in enumerate(source.coefficients) if c and sizes[a] > 1]
+        step = source.coefficients[moved[0]] if moved else 0
+        moves.append(Move(sizes[moved[0]] if moved else 1, step * source.stride, dim.stride))
+    return moves, 0, 0
+
+
+def copy_nest(moves: Iterable[Move], dtype: DType) -> Nest:
+    """to[i] = from[i] over the moves, those merged that are contiguous on both sides."""
+    merged: list[Move] = []
+    for move in sorted(moves, key=lambda move: -abs(move.written)):
+        outer = merged[-1] if merged else None
+        if move.extent == 1:
+            continue
+        if outer and outer[1:] == (move.written * move.extent, move.read * move.extent):
+            merged[-1] = Move(outer.extent * move.extent, move.written, move.read)
+        else:
+            merged.append(move)
+    axes = tuple(Axis(f"d{i}", move.extent) for i, move in enumerate(merged))
+    units = [tuple(int(i == other) for other in range(len(merged))) for i in range(len(merged))]
+
+    def operand(name: str, strides: Sequence[int]) -> Operand:
+        dims = zip(merged, strides, units, strict=True)
+        return Operand(
+            name, dtype, tuple(Dim(move.extent, step, unit) for move, step, unit in dims)
+        )
+
+    written = operand("to", [move.written for move in merged])
+    return Nest(axes, written, (operand("from", [move.read for move in merged]),))
+
+
+def emit_copy(
+    nest: Nest,
+    places: tuple[Place | Through, ...],
+    target: Target,
+    fill: float | None,
+    taken: Registers = NONE_USED,
+) -> tuple[Ops, Registers]:
+    """Code of a copy nest, or with `fill` of one that reads nothing."""
+    small = replace(target, code_instructions=target.code_instructions // COPY_SHARE)
+    return emit_nest(form_of(copy_schedule(nest, target), small), places, fill, taken)
+
+
+def copy_schedule(nest: Nest, target: Target) -> Schedule:
+    """The copy in the order it is written in, long rows in strips of eight vectors.
+
+    Where the source is contiguous along another axis, square blocks of both are transposed.
+    """
+    if not nest.axes:
+        return Schedule(nest)
     lanes = target.lanes(nest.dtype)
-    across = contiguous_dim(nest.inputs[0])
-    if order and across not in (None, order[-1]) and nest.axes[order[-1]].extent > 1:
-        assert across is not None
-        along = order[-1]
-        outer = [Loop(dim) for dim in order if dim not in (across, along)]
-        block = (Loop(along, lanes), Loop(across, lanes), Loop(along), Loop(across))
-        loops = (*outer, *(loop for loop in block if loop.step < nest.axes[loop.axis].extent))
-        return Schedule(nest, loops, vector=across, actions=(("copy", ()),))
-    strip = 8 * lanes
-    loops = [Loop(dim) for dim in order]
-    inner = order[-1] if order else None
-    if inner is not None and nest.axes[inner].extent > strip:
-        loops.insert(-1, Loop(inner, strip))
-    return Schedule(nest, tuple(loops), actions=(("copy", ()),))
+    *others, along = range(len(nest.axes))
+    unit = [axis for axis in others if nest.inputs[0].stride_of(axis) == 1]
+    if unit:
+        across = unit[0]
+        blocks = [Loop(along, lanes), Loop(across, lanes), Loop(along), Loop(across)]
+        outer = [Loop(axis) for axis in others if axis != across]
+        kept = [x for x in blocks if x.step == 1 or x.step < nest.axes[x.axis].extent]
+        return Schedule(nest, (*outer, *kept), vector=across)
+    loops = [Loop(axis) for axis in others]
+    if nest.axes[along].extent > 8 * lanes:
+        loops.append(Loop(along, 8 * lanes))
+    return Schedule(nest, (*loops, Loop(along)))

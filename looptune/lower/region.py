@@ -202,7 +202,7 @@ def body(tile: Tile, extents: Extents, first: bool = False) -> tuple[Op, ...]:
     pieces, widths = term_pieces(tile.form, extents)
     reads = [
         reads_of(tile, i, grid(0, tile.accesses[i].strides, pieces), widths)
-        for i in range(1, len(nest.operands))
+        for i in range(1, len(tile.accesses))
     ]
     if len(nest.inputs) == 2 and nest.reduction == "add":
         left, right = reads
@@ -405,7 +405,7 @@ def transposed_copy(tile: Tile, extents: Extents) -> Iterator[Op]:
                 for row in range(rows):
                     yield Load(row, source.pointer, read + row * source.strides[across], lanes)
                 here, there = range(size), range(size, 2 * size)
-                part = PART_BYTES // form.nest.output.item_bytes
+                part = PART_BYTES // form.operands[0].item_bytes
                 shuffles, columns = transpose(here, there, part, rows, lanes)
                 yield from shuffles
                 free = there[0] if columns is here else here[0]
