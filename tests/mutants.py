@@ -57,14 +57,14 @@ MUTANTS = (
     Mutant(
         "box of a pack starts where the piece does, not where it reads",
         "lower/packs.py",
-        "low += first * source.stride",
-        "low += 0 * source.stride",
+        "outer += first * source.stride",
+        "outer += 0 * source.stride",
     ),
     Mutant(
-        "write cache spread without the steps of the output",
-        "lower/packs.py",
-        "coefficients = tuple(step * u for u in unit)",
-        "coefficients = unit",
+        "transposed block stores a row too few",
+        "lower/region.py",
+        "                for lane in range(lanes):\n                    offset = write",
+        "                for lane in range(lanes - 1):\n                    offset = write",
     ),
     Mutant(
         "write cache starts from the old output",
@@ -85,10 +85,10 @@ MUTANTS = (
         "offset = max(offset, made.end - ALIGNMENT)",
     ),
     Mutant(
-        "mask believed held after a shuffle overwrote it",
-        "legalize.py",
-        "held = NO_MASK if dst == machine.reserved else held",
-        "pass",
+        "transposed rows read side by side",
+        "lower/region.py",
+        "read + row * source.strides[across]",
+        "read + row * source.strides[along]",
     ),
     Mutant(
         "parallel loop unrolled in the register tile",
@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "a copy forgets where its box begins",
         "lower/packs.py",
-        "Dim(size, stride, unit[d], first - low)",
-        "Dim(size, stride, unit[d], max(0, first - low - 1))",
+        "to = sum((first - low) * stride",
+        "to = sum(0 * stride",
     ),
     Mutant(
         "a mask is one lane short",

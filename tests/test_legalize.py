@@ -37,6 +37,7 @@ from looptune.program import (
     Move,
     Mul,
     Op,
+    Pick,
     Prefetch,
     Program,
     Reduce,
@@ -51,6 +52,7 @@ from looptune.program import (
     Subtract,
     Switch,
     While,
+    Zip,
 )
 from looptune.target import TARGETS
 
@@ -398,3 +400,16 @@ def test_a_legal_program_is_not_legalized_again() -> None:
     legal = legalize(program("avx2", "float32", 1, Load(0, 0, 0, 3)))
     with pytest.raises(AssertionError, match="legalized already"):
         legalize(legal)
+
+
+@pytest.mark.parametrize("shuffle", [Zip(15, 0, 1, 1, False), Pick(15, 0, 1, (0,))])
+def test_a_shuffle_may_overwrite_the_mask(shuffle: Op) -> None:
+    ops = (Base(0, 1, 0), Load(0, 0, 0, 3), shuffle, Load(1, 0, 0, 3))
+    legal = legalize(Program(TARGETS["avx2"], "float32", 2, 2, 1, 0, 1, ops)).body
+    assert [type(op).__name__ for op in legal].count("LoadMask") == 2
+    kept = legalize(
+        Program(
+            TARGETS["avx2"], "float32", 2, 2, 1, 0, 1, (*ops[:2], shuffle._replace(dst=9), ops[3])
+        )
+    ).body
+    assert [type(op).__name__ for op in kept].count("LoadMask") == 1

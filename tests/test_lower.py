@@ -17,6 +17,7 @@ from looptune.lower.form import inner_ranges, vector_leaves
 from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, While, walk
 from looptune.schedule import Schedule, pack, parallel, parse_order, split, vectorize
 from looptune.target import TARGETS
+from looptune.workloads import conv2d, einsum
 
 AVX2, AVX512 = TARGETS["avx2"], TARGETS["avx512"]
 
@@ -247,3 +248,78 @@ def test_rolled_reductions_of_two_lengths(order, target):
     rng = np.random.default_rng(0)
     for make in (interpreted, native) if runs(target) else (interpreted,):
         run_poisoned(nest, make(programs), rng, exact=True)
+
+
+PACKED = {
+    "panel": ("n:16 m:6 k:5 k m n", [(2, None, 0)]),
+    "transposed panel": ("n:16 m:6 k:5 k m n", [(2, (1, 0), 0)]),
+    "two packs": ("n:16 m:6 k:5 k m n", [(1, (1, 0), 1), (2, None, 0)]),
+    "pack of a pack": ("n:32 n:16 m:6 k m n", [(2, None, 0), (2, (1, 0), 1)]),
+    "write cache": ("n:16 m:6 k:5 k m n", [(0, None, 1)]),
+    "write cache of a part of a sum": ("k:7 n:16 m:6 k m n", [(2, None, 0), (0, (1, 0), 2)]),
+    "cache of a cache": ("n:32 n:16 m:6 k m n", [(0, None, 0), (0, None, 2)]),
+    "as deep as a reduction": ("m n:16 k n", [(1, None, 2), (2, None, 3)]),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("name", PACKED)
+def test_packs_inside_loops(name, accumulate, target):
+    order, packs = PACKED[name]
+    nest = replace(nest_of("mk,kn->mn", m=13, k=17, n=41), accumulate=accumulate)
+    schedule = parse_order(nest, order, vector="n")
+    for operand, dims, at in packs:
+        schedule = pack(schedule, operand, dims, at)
+    run_everywhere(nest, schedule, target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_channels_in_the_lanes(layout, target):
+    """Weights packed, image in a padded copy, the output transposed on its way out."""
+    x = (1, 3, 7, 9) if layout == "NCHW" else (1, 7, 9, 3)
+    options = {"padding": 1, "stride": 2, "layout": layout}
+    nest = conv2d(x, (19, 3, 3, 3), **options).nests[0]
+    schedule = parse_order(nest, "n o:16 h w:3 c r s w o", vector="o")
+    schedule = pack(schedule, 2, (1, 2, 3, 0), at=1)
+    order = (0, 2, 3, 1) if layout == "NCHW" else (0, 1, 2, 3)
+    run_everywhere(nest, pack(schedule, 0, order, at=3), target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_transposed_copies(dtype, target):
+    lanes = target.lanes(dtype)
+    for rows, columns in ((lanes, lanes), (lanes + 1, 2 * lanes - 1), (3 * lanes, lanes + 3)):
+        nest = einsum("ij->ji", (rows, columns), dtype=dtype).nests[0]
+        order = f"j:{lanes} i:{lanes} i j" if columns > lanes and rows > lanes else "i j"
+        schedule = parse_order(nest, order, vector="j")
+        assert form_of(schedule, target).transposed == 1
+        run_everywhere(nest, schedule, target)
+
+
+def run_everywhere(nest, schedule, target):
+    """Machine code and interpreter, before and after legalization, on exact numbers."""
+    raw = lower(schedule, target)
+    programs = tuple(legalize(program) for program in raw)
+    rng = np.random.default_rng(0)
+    makes = [interpreted(raw), interpreted(programs)]
+    for call in [*makes, native(programs)] if runs(target) else makes:
+        run_poisoned(nest, call, rng, exact=True)
+
+
+def test_too_many_packs_are_refused():
+    schedule = parse_order(nest_of("mk,kn->mn", m=64, k=64, n=64), "n:32 n:16 n:8 n:4 n:2 m k n")
+    for at in range(5):
+        schedule = pack(schedule, 2, at=at)
+    with pytest.raises(LoweringError, match="5 packs inside loops; at most 4"):
+        lower(schedule, AVX2)
+
+
+def test_write_caches_with_holes_are_refused():
+    out = Operand("out", "float32", (Dim(40, 1, (1, 5)),))
+    a = Operand("a", "float32", (Dim(4, 1, (1, 0)), Dim(7, 1, (0, 1))))
+    nest = Nest((Axis("i", 4), Axis("j", 7)), out, (a,))
+    with pytest.raises(LoweringError, match="a write cache of out covers has holes"):
+        lower(pack(split(Schedule(nest), 1, 3), 0, at=0), AVX2)
