@@ -31,10 +31,13 @@ SWEEP_STEPS = 8  # reduction steps for each visit of the output in a sweep
 CHAIN_SLACK = 1.3  # out-of-order issue needs more chains than latency times ports
 LOAD_SHARE = 0.15  # a load that its port hides, but not all of the time
 STREAM_SHARE = 0.5  # of reading from beyond the first-level cache: the rest is hidden
+EVERY_SECOND = 5  # port uses to read every second element: two loads and shuffles
 PACK_ROWS = 0.3  # an element of a copy of rows
-PACK_BLOCKS = 0.8  # an element of a copy that is transposed in blocks
+PACK_BLOCKS = 0.8  # an element of a copy that is transposed in blocks, one vector wide
+PACK_WIDE = 1.5  # on top, for wider panels: their lines are written in turns
 PACK_GATHER = 2.5  # an element of a copy that is gathered
-CACHED_STORE = 8  # a vector written to the cache, transposed and written again
+CACHED_STORE = 5  # a vector written to the cache and transposed on its way out
+CACHED_ROW = 2  # a row of a transposed block stored, whole or in part
 HORIZONTAL_STORE = 10  # the lanes of an accumulator summed, and one element stored
 PAGE_BYTES, LINE_BYTES = 4096, 64
 TLB_PAGES = 64  # entries of a first-level data TLB
@@ -85,7 +88,9 @@ class Prices:
 
     `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it,
     `streams[i]` what it costs a step to bring it from beyond the first-level cache; `steps` the
-    reduction steps, `store` the cycles to store one accumulator, `fixed` those of the copies.
+    reduction steps, `store` the cycles to store one accumulator, `fixed` those of the copies and
+    `wide` what panels wider than a vector add. `rows` is the axis along which a write cache is
+    transposed, where there is one.
     """
 
     target: Target
@@ -96,6 +101,8 @@ class Prices:
     steps: int
     store: float
     fixed: float
+    wide: float
+    rows: int | None
 
 
 def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
@@ -188,25 +195,27 @@ def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
     moves = tuple(
         frozenset(a for a in range(len(nest.axes)) if op.stride_of(a)) for op in nest.inputs
     )
-    strided = (
-        i not in option.panels and op.stride_of(vector) not in (0, 1)
-        for i, op in enumerate(nest.inputs, 1)
-    )
+    gathers = {0: 1, 1: 1, 2: EVERY_SECOND}
     extents = ((a, nest.axes[a].extent) for a in nest.reductions)
     steps = math.prod(math.ceil(n / lanes) if a == vector else n for a, n in extents)
     if nest.axes[vector].reduction:
         store: float = HORIZONTAL_STORE
-    elif option.cached:
-        store = CACHED_STORE
     else:
         store = 1 if nest.output.stride_of(vector) == 1 else 2 * lanes
     fixed = sum(pack_cycles(nest.operands[i], vector, target) for i in option.panels)
-    reads = tuple(2 * lanes if s else 1 for s in strided)
+    reads = tuple(
+        1 if i in option.panels else gathers.get(op.stride_of(vector), 2 * lanes)
+        for i, op in enumerate(nest.inputs, 1)
+    )
     streams = tuple(
         stream(nest, op, target, option, i in option.panels) for i, op in enumerate(nest.inputs, 1)
     )
     revisits = 2 * steps / SWEEP_STEPS if option.sweep else 0.0
-    return Prices(target, lanes, moves, reads, streams, steps, store + revisits, fixed)
+    turned = [op for i, op in enumerate(nest.operands) if i in option.panels]
+    wide = sum(PACK_WIDE * math.prod(op.shape) for op in turned if op.stride_of(vector) != 1)
+    unit = [a for a in nest.spatial if nest.output.stride_of(a) == 1]
+    rows = unit[0] if option.cached and unit else None
+    return Prices(target, lanes, moves, reads, streams, steps, store + revisits, fixed, wide, rows)
 
 
 def pack_cycles(operand: Operand, vector: int, target: Target) -> float:
@@ -315,7 +324,8 @@ def cycles(nest: Nest, prices: Prices, vector: int, tile: Mapping[int, int]) -> 
     for combination in product(*pieces):
         count = math.prod(c for _, _, c in combination)
         total += count * tile_cycles(prices, {axis: n for axis, n, _ in combination}, rows)
-    return total * repeats + prices.fixed
+    wide = prices.wide if tile.get(vector, 0) > prices.lanes else 0.0
+    return total * repeats + prices.fixed + wide
 
 
 def tile_cycles(prices: Prices, counts: Mapping[int, int], rows: int | None) -> float:
@@ -336,7 +346,10 @@ def tile_cycles(prices: Prices, counts: Mapping[int, int], rows: int | None) -> 
         CHAIN_SLACK * target.fma_latency / copies,
     )
     step += LOAD_SHARE * max(port_uses, vectors) + STREAM_SHARE * streamed
-    return prices.steps * step + accumulators * prices.store + TILE_OVERHEAD
+    store = prices.store
+    if prices.rows is not None and rows == prices.rows:
+        store = CACHED_STORE + CACHED_ROW * prices.lanes / min(prices.lanes, counts.get(rows, 1))
+    return prices.steps * step + accumulators * store + TILE_OVERHEAD
 
 
 def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:

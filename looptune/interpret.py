@@ -31,6 +31,7 @@ from looptune.program import (
     Const,
     Control,
     Copy,
+    Evens,
     Extract,
     Extremum,
     Fma,
@@ -225,9 +226,9 @@ def run_op(state: State, op: Op) -> None:
             run_pointer(state, op)
         case Loop() | While() | Switch() | IfZero():
             run_control(state, op)
-        case (
-            LoadMask() | MaskedLoad() | LoadLane() | StoreLane() | Extract() | Insert() | Shuffle()
-        ):
+        case LoadMask() | MaskedLoad() | LoadLane() | StoreLane():
+            run_machine(state, op)
+        case Extract() | Insert() | Shuffle() | Evens():
             run_machine(state, op)
         case _:
             assert_never(op)
@@ -388,7 +389,7 @@ def run_memory(state: State, op: Load | Splat | Gather | Store | Scatter | Prefe
         case Store(src, base, offset, lanes, scratch):
             target_span(state, op, base, offset, lanes)[:] = v[src, :lanes]
             spoil(state, scratch, src)
-        case Gather(dst, base, offset, stride, lanes, scratch):
+        case Gather(dst, base, offset, stride, lanes, scratch, _):
             spoil(state, scratch, dst)
             for lane in range(lanes):
                 v[dst, lane] = span(state, op, base, offset + lane * stride)[0]
@@ -487,5 +488,7 @@ def run_machine(state: State, op: MachineOp) -> None:
             low = v[src, list(lanes)]
             v[dst] = np.nan
             v[dst, :part] = low
+        case Evens(dst, a, b):
+            v[dst] = np.concatenate((v[a, ::2], v[b, 1::2]))
         case _:
             assert_never(op)

@@ -17,6 +17,7 @@ from looptune.program import (
     Add,
     Case,
     Const,
+    Evens,
     Extract,
     Extremum,
     Gather,
@@ -184,7 +185,16 @@ def partial_store(op: Store, machine: Machine) -> Iterator[Op]:
 
 
 def gather(op: Gather, machine: Machine) -> Iterator[Op]:
-    """Collect each 16-byte part lane by lane, all but the first in the scratch register."""
+    """Collect each 16-byte part lane by lane, all but the first in the scratch register.
+
+    Every second element is in two vectors: those between are read, too, but none behind the last.
+    """
+    item = PART_BYTES // machine.part
+    if op.dense and op.stride == 2 * item and op.lanes == machine.lanes:
+        yield Load(op.dst, op.pointer, op.offset, op.lanes)
+        yield Load(op.scratch, op.pointer, op.offset + (op.lanes - 1) * item, op.lanes)
+        yield Evens(op.dst, op.dst, op.scratch)
+        return
     for part, span in parts(op.lanes, machine):
         register = op.scratch if part else op.dst
         offsets = [op.offset + lane * op.stride for lane in span]

@@ -137,7 +137,7 @@ class Gather(NamedTuple):
     """Lane i of dst = the element at pointer + offset + i * stride bytes, i < lanes; rest zero.
 
     Every address is non-negative relative to the pointer, also for a negative stride.
-    `scratch` is a free vector register.
+    `scratch` is a free vector register; `dense` says that the elements between may be read.
     """
 
     dst: int
@@ -146,6 +146,7 @@ class Gather(NamedTuple):
     stride: int
     lanes: int
     scratch: int
+    dense: bool = False
 
 
 class Store(NamedTuple):
@@ -270,6 +271,14 @@ class Pick(NamedTuple):
     picks: tuple[int, ...]
 
 
+class Evens(NamedTuple):
+    """*machine* dst = the even lanes of a, then the odd lanes of b."""
+
+    dst: int
+    a: int
+    b: int
+
+
 class Prefetch(NamedTuple):
     """Hint that the line at pointer + offset is wanted."""
 
@@ -383,7 +392,7 @@ VectorOp = (
     Const | Move | Load | Splat | Gather | Store | Scatter | Fma | FmaLoad | FmaSplat | Add | Mul
     | Extremum | Keep | Reduce | Zip | Pick | Prefetch
 )  # fmt: skip
-MachineOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle
+MachineOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens
 Control = Loop | While | Switch | IfZero
 Op = ScalarOp | PointerOp | VectorOp | MachineOp | Control
 

@@ -399,9 +399,14 @@ def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, .
 
 
 def vector_size(form: Form, operand: Operand) -> int:
-    """Instructions to read or write one vector: a strided one goes lane by lane."""
+    """Instructions to read or write one vector: a strided one goes lane by lane.
+
+    Every second element is read by two loads and up to three shuffles.
+    """
     if form.vector is None or operand.stride_of(form.vector) in (0, 1):
         return 1
+    if operand.stride_of(form.vector) == 2 and operand is not form.operands[0]:
+        return 5
     return form.lanes + form.lanes // 2
 
 

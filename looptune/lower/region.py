@@ -48,7 +48,8 @@ Product = Load | Splat | Gather | Fma | FmaLoad | FmaSplat | Mul
 class Access:
     """How an operand is addressed: its pointer and byte strides, all offsets made positive.
 
-    `kind` says what a vector of it is: "unit", "splat" or "strided" lanes.
+    `kind` says what a vector of it is: "unit", "splat" or "strided" lanes; `dense` that what lies
+    between strided lanes is the operand's, too.
     """
 
     pointer: int
@@ -56,6 +57,7 @@ class Access:
     lane_stride: int
     bias: int
     kind: str
+    dense: bool
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,15 @@ def access_of(operand: Operand, pointer: int, form: Form, reach: Extents) -> Acc
     kind = {0: "splat", size: "unit"}.get(lane_stride, "strided")
     if form.vector is None:
         kind = "unit"
-    return Access(pointer, strides, lane_stride, bias, kind)
+    return Access(pointer, strides, lane_stride, bias, kind, is_dense(operand, form.vector))
+
+
+def is_dense(operand: Operand, vector: int | None) -> bool:
+    """Whether lanes along the vector axis are elements of one contiguous dimension."""
+    if vector is None:
+        return False
+    moved = [dim for dim in operand.dims if dim.coefficients[vector]]
+    return len(moved) == 1 and moved[0].stride == 1
 
 
 def grid(start: int, strides: Sequence[int], pieces: Pieces) -> list[int]:
@@ -171,7 +181,8 @@ def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Load | Spla
         return Load(dst, pointer, offset, lanes)
     if access.kind == "splat":
         return Splat(dst, pointer, offset, lanes)
-    return Gather(dst, pointer, offset, access.lane_stride, lanes, tile.temporaries[-1])
+    scratch = tile.temporaries[-1]
+    return Gather(dst, pointer, offset, access.lane_stride, lanes, scratch, access.dense)
 
 
 def term_pieces(form: Form, extents: Extents) -> tuple[Pieces, tuple[int, ...]]:
