@@ -411,8 +411,9 @@ def with_packs(schedule: Schedule, option: Candidate, panels: int, tiles: int) -
     for number in option.panels:
         order = lanes_last(nest.operands[number], vector)
         schedule = pack(schedule, number, order, panels - 1 if panels else "root")
-    if option.cached and tiles:
-        schedule = pack(schedule, 0, lanes_last(nest.output, vector), tiles - 1)
+    if option.cached:
+        order = lanes_last(nest.output, vector)
+        schedule = pack(schedule, 0, order, tiles - 1 if tiles else "root")
     return schedule
 
 

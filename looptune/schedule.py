@@ -134,7 +134,8 @@ class Schedule:
 
         None of them is the innermost reduction: inside it there is nothing left to copy for.
         """
-        assert isinstance(pack.at, int)
+        if isinstance(pack.at, str):
+            return 0
         inside = sum(self.trips(at) > 1 for at in range(pack.at + 1))
         reduces = [at for at, x in enumerate(self.canonical) if self.nest.axes[x.axis].reduction]
         return min(inside, reduces[-1]) if reduces else inside
@@ -326,15 +327,13 @@ def pack(
     for i: for j: s(A[i, j])  -- pack(1, at=0) -->  for i: { P[:] = A[i, :]; for j: s(P[j]) }
 
     `at` is the loop in whose body the box that the loops inside touch is copied, or "root":
-    the whole of an input, once. `order` lists the tensor's dimensions, outermost first (None: as
+    the whole of it, once. `order` lists the tensor's dimensions, outermost first (None: as
     they are). What the nest reads outside the tensor is filled in the copy at the root. When
     loops are reordered later, the pack stays as deep as it is.
     """
     operands = schedule.nest.operands
     if type(operand) is not int or not 0 <= operand < len(operands):
         raise ScheduleError(f"pack: no operand {operand!r}; there are 0..{len(operands) - 1}")
-    if operand == 0 and at == "root":
-        raise ScheduleError("pack: the output cannot be packed at the root; in a loop it can")
     if at != "root":
         loop_at(schedule, at, "pack")  # type: ignore[arg-type]
     rank = len(operands[operand].dims)

@@ -190,7 +190,7 @@ def random_schedule(nest: Nest, rng: Rng) -> Schedule:
     schedule = Schedule(nest)
     for _ in range(int(rng.integers(0, 10))):
         schedule = random_step(schedule, rng)
-    if chance(rng, 0.3) and all(pack.at == "root" for pack in schedule.packs):
+    if chance(rng, 0.3) and all(pack.at == "root" and pack.operand for pack in schedule.packs):
         schedule = attempt(schedule, "parallel", int(rng.integers(0, len(schedule.loops) + 1)))
     return schedule
 
@@ -211,7 +211,7 @@ def random_step(schedule: Schedule, rng: Rng) -> Schedule:
         case "pack":
             operand = int(rng.integers(0, len(schedule.nest.operands)))
             rank = len(schedule.nest.operands[operand].dims)
-            place = "root" if operand and rng.random() < 0.4 else at
+            place = "root" if rng.random() < 0.3 else at
             return attempt(schedule, name, operand, rng.permutation(rank).tolist(), place)
         case _:
             return attempt(schedule, name, at)

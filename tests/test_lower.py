@@ -257,6 +257,7 @@ PACKED = {
     "pack of a pack": ("n:32 n:16 m:6 k m n", [(2, None, 0), (2, (1, 0), 1)]),
     "write cache": ("n:16 m:6 k:5 k m n", [(0, None, 1)]),
     "write cache of a part of a sum": ("k:7 n:16 m:6 k m n", [(2, None, 0), (0, (1, 0), 2)]),
+    "cache of everything": ("n:16 m:6 k:5 k m n", [(0, (1, 0), "root")]),
     "cache of a cache": ("n:32 n:16 m:6 k m n", [(0, None, 0), (0, None, 2)]),
     "as deep as a reduction": ("m n:16 k n", [(1, None, 2), (2, None, 3)]),
 }

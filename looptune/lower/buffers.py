@@ -114,12 +114,17 @@ def aligned_end(offset: int, sizes: tuple[int, ...], operand: Operand) -> int:
     return offset + -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def at_root(pack: Pack) -> bool:
+    """Whether a pack is copied before the nest; a write cache of the whole output is not."""
+    return pack.at == "root" and pack.operand > 0
+
+
 def packed(schedule: Schedule) -> Packed:
     """The schedule's packs at the root, laid out in the scratch."""
     nest = schedule.nest
     root: dict[int, Buffer] = {}
     offset = 0
-    for pack in sorted((p for p in schedule.packs if p.at == "root"), key=lambda p: p.operand):
+    for pack in sorted((p for p in schedule.packs if at_root(p)), key=lambda p: p.operand):
         root[pack.operand] = buffer_of(nest, pack, offset)
         offset = root[pack.operand].end
     if root:
@@ -133,7 +138,7 @@ def with_inner(outer: Packed, schedule: Schedule, ranges: Sequence[Ranges]) -> P
     operands = list(outer.operands)
     inner: list[Inner] = []
     offset = outer.scratch_bytes
-    packs = [(schedule.depth(pack), pack) for pack in schedule.packs if pack.at != "root"]
+    packs = [(schedule.depth(pack), pack) for pack in schedule.packs if not at_root(pack)]
     for depth, pack in sorted(packs, key=lambda pair: (pair[0], pair[1].operand)):
         extents = {axis: values[0] for axis, values in ranges[depth].items()}
         made = inner_pack(depth, pack, operands[pack.operand], extents, offset)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from looptune.ir import Axis, Dim, DType, Nest, Operand
 from looptune.lower.buffers import Box, Buffer, Inner
-from looptune.lower.form import form_of
+from looptune.lower.form import form_of, within_reach
 from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, emit_nest
 from looptune.lower.region import Access
 from looptune.program import SCRATCH
@@ -159,7 +159,11 @@ def copy_schedule(nest: Nest, target: Target) -> Schedule:
         return Schedule(nest)
     lanes = target.lanes(nest.dtype)
     *others, along = range(len(nest.axes))
-    unit = [axis for axis in others if nest.inputs[0].stride_of(axis) == 1]
+    unit = [
+        axis
+        for axis in others
+        if nest.inputs[0].stride_of(axis) == 1 and within_reach(nest.operands, axis, target)
+    ]
     if unit:
         across = unit[0]
         blocks = [Loop(along, lanes), Loop(across, lanes), Loop(along), Loop(across)]
