@@ -17,7 +17,7 @@ import numpy as np
 from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from looptune.host import thread_count
 from looptune.ir import ITEM_BYTES, Plan
-from looptune.runtime.call import as_array, like
+from looptune.runtime.call import as_array, is_tensor, like
 from looptune.runtime.kernel import Kernel
 from looptune.tune import optimize
 from looptune.workloads import conv2d as conv2d_plan
@@ -111,7 +111,7 @@ def run_plan(
     workers = thread_count(threads)
     if out is not None:
         if not isinstance(out, np.ndarray):
-            raise ArgumentTypeError(f"out is a {type(out).__name__}; a NumPy array would do")
+            raise ArgumentTypeError(f"out is a {type(out).__name__}; an array would do")
         if any(np.may_share_memory(out, array) for array in arrays) or not usable(out, arrays[0]):
             return into(out, run_plan(key, make, arrays, None, threads))
     strides = None if out is None else element_strides(out)
@@ -129,6 +129,11 @@ def run_plan(
     result = kernel(*arrays, out=out)
     assert isinstance(result, np.ndarray)
     return result
+
+
+def result_array(out: object) -> np.ndarray | None:
+    """An array on the memory of `out`, if there is one."""
+    return as_array(out, -1) if is_tensor(out) else out  # type: ignore[return-value]
 
 
 def check_shape(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -155,9 +160,7 @@ def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
     return out
 
 
-def einsum(
-    spec: str, *operands: object, out: np.ndarray | None = None, threads: int | None = None
-) -> object:
+def einsum(spec: str, *operands: object, out: object = None, threads: int | None = None) -> object:
     """`numpy.einsum(spec, *operands)` for string specs, by a generated kernel.
 
     Returns the first operand's kind of array. Raises `SpecError` for a bad spec or operands
@@ -166,6 +169,7 @@ def einsum(
     if not operands:
         raise ArgumentTypeError("einsum needs at least one operand")
     arrays = common_arrays(operands)
+    place = result_array(out)
 
     def make(out_strides: tuple[int, ...] | None) -> Plan:
         return einsum_plan(
@@ -176,16 +180,14 @@ def einsum(
             out_strides=out_strides,
         )
 
-    result = run_plan(("einsum", repr(spec)), make, arrays, out, threads)
+    result = run_plan(("einsum", repr(spec)), make, arrays, place, threads)
     if out is not None:
-        return result
+        return out
     scalar = result.ndim == 0 and isinstance(operands[0], np.ndarray | np.generic)
     return result[()] if scalar else like(operands[0], result)
 
 
-def matmul(
-    a: object, b: object, *, out: np.ndarray | None = None, threads: int | None = None
-) -> object:
+def matmul(a: object, b: object, *, out: object = None, threads: int | None = None) -> object:
     """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices."""
     left, right = common_arrays((a, b))
     if left.ndim == 0 or right.ndim == 0:
@@ -210,7 +212,7 @@ def matmul(
 
 def conv2d(
     x: object,
-    w: object,
+    weight: object,
     bias: object = None,
     stride: int | Sequence[int] = 1,
     padding: object = 0,
@@ -218,15 +220,16 @@ def conv2d(
     groups: int = 1,
     *,
     layout: str = "NCHW",
-    out: np.ndarray | None = None,
+    out: object = None,
     threads: int | None = None,
 ) -> object:
-    """`torch.nn.functional.conv2d`: x in `layout`, w as (out, in / groups, height, width)."""
-    image, weights, *offsets = common_arrays((x, w) if bias is None else (x, w, bias))
+    """`torch.nn.functional.conv2d`: x in `layout`, weight as (out, in / groups, height, width)."""
+    image, weights, *offsets = common_arrays((x, weight) if bias is None else (x, weight, bias))
+    place = result_array(out)
     if offsets:
         if offsets[0].shape != weights.shape[:1]:
             raise ArgumentError(f"bias has shape {offsets[0].shape}; {weights.shape[:1]} would do")
-        if out is not None and np.may_share_memory(out, offsets[0]):
+        if place is not None and np.may_share_memory(place, offsets[0]):
             offsets[0] = offsets[0].copy()
 
     def make(out_strides: tuple[int, ...] | None) -> Plan:
@@ -244,7 +247,7 @@ def conv2d(
         )
 
     key = ("conv2d", *map(repr, (stride, padding, dilation, groups, layout)))
-    result = run_plan(key, make, (image, weights), out, threads)
+    result = run_plan(key, make, (image, weights), place, threads)
     if offsets:
-        result += offsets[0].reshape((-1, 1, 1)) if layout == "NCHW" else offsets[0]
-    return result if out is not None else like(x, result)
+        result += offsets[0] if layout == "NHWC" else offsets[0].reshape((-1, 1, 1))
+    return out if out is not None else like(x, result)

@@ -97,10 +97,8 @@ def matrix_views(nest: Nest, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np
 def plain(operand: Operand) -> bool:
     """Whether every dimension is walked by one axis, from index 0 in steps of one."""
     return all(
-        dim.offset == 0 and sorted(map(bool, dim.coefficients))[-1:] == [True]
-        and sum(dim.coefficients) == 1 and max(dim.coefficients) == 1
-        for dim in operand.dims
-    )  # fmt: skip
+        dim.offset == 0 and [c for c in dim.coefficients if c] == [1] for dim in operand.dims
+    )
 
 
 def axis_of(coefficients: tuple[int, ...]) -> int:
@@ -224,7 +222,7 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
         error = str(wrong)
     contenders: dict[str, Sampler] = {
         "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
-        "kernel": kernel_sampler(kernel, arrays, config.threads),
+        "kernel": kernel_sampler(kernel, arrays),
     }
     for name in config.against:
         try:

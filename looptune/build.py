@@ -45,10 +45,11 @@ def build(
 ) -> Kernel:
     """A callable kernel for `plan`, one schedule a nest. Runs nothing and verifies nothing."""
     plan = plan_of(plan) if isinstance(plan, Nest) else plan
-    if [s.nest.key for s in schedules] != [nest.key for nest in plan.nests]:
-        raise ScheduleError(
-            f"{len(schedules)} schedules do not belong to the plan's {len(plan.nests)} nests"
-        )
+    if len(schedules) != len(plan.nests):
+        raise ScheduleError(f"{len(schedules)} schedules for the {len(plan.nests)} nests of a plan")
+    for schedule, nest in zip(schedules, plan.nests, strict=True):
+        if schedule.nest.key != nest.key:
+            raise ScheduleError(f"the schedule is of {schedule.nest}; the nest is {nest}")
     number = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
     stages: list[Stage] = []
     programs: list[Program] = []

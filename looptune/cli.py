@@ -6,6 +6,7 @@ Exit codes: 0 good, 1 a finding (a wrong result, an unsupported host), 2 usage.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -34,7 +35,7 @@ from looptune.measure import (
 )
 from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
-from looptune.target import TARGETS, Target, target_named
+from looptune.target import TARGETS
 from looptune.tune import STRATEGIES, optimize
 from looptune.workloads import batched_matmul, conv2d, einsum, gemv, matmul
 from looptune.workloads.suites import Workload, load
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     help_text = "time a suite of workloads against NumPy and torch"
     job = jobs.add_parser("bench", help=help_text, parents=[target_option(), output_options()])
     job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
-    job.add_argument("--against", default="numpy", help="comma-separated: numpy,torch")
+    job.add_argument("--against", default="numpy", help=f"comma-separated, of {', '.join(PEERS)}")
     job.add_argument("--threads", type=count, default=None)
     job.add_argument("--rounds", type=count, default=15, help="interleaved rounds a workload")
     job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
@@ -194,11 +195,6 @@ def label_sizes(words: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def chosen_target(name: str | None) -> Target:
-    """The named target, or the widest this machine runs."""
-    return host_target() if name is None else host_target(name)
-
-
 def write(args: argparse.Namespace, result: dict[str, object], text: str) -> None:
     """Print text or JSON; write the JSON where asked."""
     encoded = json.dumps(result, indent=1, default=str)
@@ -211,7 +207,7 @@ def run_optimize(args: argparse.Namespace) -> int:
     """Make, verify and time one kernel."""
     plan = workload_plan(args)
     kernel = optimize(
-        plan, target=chosen_target(args.target), strategy=args.strategy, threads=args.threads
+        plan, target=host_target(args.target), strategy=args.strategy, threads=args.threads
     )
     workload = Workload(id="cli", suite="cli", kind=args.kind, dtype=plan.dtype, flops=plan.flops,
                         min_bytes=plan.min_bytes, core=False, record={})  # fmt: skip
@@ -235,7 +231,8 @@ def run_optimize(args: argparse.Namespace) -> int:
     text = (
         f"{kernel.loop_tree}\n\n"
         f"verified: {'yes' if report.verified else 'no'}   "
-        f"{found['gflops']:.1f} GFLOPS ({found['fraction_of_peak']:.0%} of one core's peak)   "
+        f"{found['gflops']:.1f} GFLOPS ({found['fraction_of_peak']:.0%} of the peak of "
+        f"{kernel.threads} core{'s' * (kernel.threads > 1)})   "
         f"{versus}\n"
         f"{kernel.target.name}, {len(kernel.code_bytes)} bytes of code made in "
         f"{1e3 * report.codegen_seconds:.2f} ms, called through {call_path()}"
@@ -263,7 +260,7 @@ def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | 
     rate = plan.flops / samples["kernel"].median
     return {
         "gflops": rate / 1e9,
-        "fraction_of_peak": rate / peak_flops(kernel.target, plan.dtype),
+        "fraction_of_peak": rate / peak_flops(kernel.target, plan.dtype) / kernel.threads,
         "vs_numpy": ratio(samples["numpy"], samples["looptune"]) if "numpy" in samples else None,
         "spread": samples["kernel"].spread,
     }
@@ -271,8 +268,7 @@ def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | 
 
 def run_show(args: argparse.Namespace) -> int:
     """Print what a kernel is made of; any target, on any machine."""
-    target = host_target() if args.target is None else target_named(args.target)
-    kernel = optimize(workload_plan(args), target=target, verify=False)
+    kernel = optimize(workload_plan(args), target=args.target, verify=False)
     parts = {
         "tree": lambda: kernel.loop_tree,
         "program": lambda: "\n".join(str(program) for program in kernel.programs),
@@ -289,6 +285,8 @@ def run_bench(args: argparse.Namespace) -> int:
     for name in against:
         if name not in PEERS:
             raise UnsupportedError(f"--against {name!r} is none of {sorted(PEERS)}")
+        if name.startswith("torch") and importlib.util.find_spec("torch") is None:
+            raise UnsupportedError(f"--against {name}: torch is not installed")
     config = BenchConfig(
         suite=args.suite,
         against=against,
@@ -297,7 +295,7 @@ def run_bench(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         seconds=args.seconds,
     )
-    result = bench(load(args.suite), config, chosen_target(args.target))
+    result = bench(load(args.suite), config, host_target(args.target))
     write(args, result, render(result))
     rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
     return 0 if all(row["correct"] for row in rows) else 1
@@ -305,7 +303,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def run_peak(args: argparse.Namespace) -> int:
     """Measure the roofline of one core."""
-    target = chosen_target(args.target)
+    target = host_target(args.target)
     flops = {dtype: peak_flops(target, dtype) / 1e9 for dtype in ("float32", "float64")}
     footprints = (16 << 10, 512 << 10, 8 << 20, 256 << 20)
     streams = {size: stream_bandwidth(size) / 1e9 for size in footprints}
@@ -333,7 +331,7 @@ def run_doctor(args: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cpu": machine.cpu,
-        "targets": sorted(isas),
+        "targets": sorted(name for name, target in TARGETS.items() if target.isa in isas),
         "default_target": host_target().name if isas else None,
         "call_path": call_path(),
         "threads": thread_count(None),
@@ -364,6 +362,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return JOBS[args.job](args)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (SpecError, UnsupportedError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 2

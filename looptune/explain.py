@@ -64,7 +64,7 @@ def nest_lines(nest: NestExplanation) -> list[str]:
         f"output stays in registers over: {' '.join((*nest.rolled, *nest.unrolled)) or 'nothing'}"
         f" (rolled: {' '.join(nest.rolled) or 'none'})",
     ]
-    return lines + [f"packed at the root: {' '.join(nest.packs)}"] * bool(nest.packs)
+    return lines + [f"packed: {', '.join(nest.packs)}"] * bool(nest.packs)
 
 
 def explain_nest(schedule: Schedule, target: Target) -> NestExplanation:
@@ -88,7 +88,11 @@ def explain_nest(schedule: Schedule, target: Target) -> NestExplanation:
         accumulators_available=target.accumulators,
         rolled=words(form.rolled),
         unrolled=words(form.unrolled),
-        packs=tuple(nest.operands[pack.operand].name for pack in schedule.packs),
+        packs=tuple(
+            f"{nest.operands[pack.operand].name} at "
+            f"{'the root' if isinstance(pack.at, str) else schedule.name(pack.at)}"
+            for pack in schedule.packs
+        ),
     )
 
 

@@ -352,7 +352,6 @@ class Plan:
                         f"{operand.name} is {tensor.dtype}{list(tensor.shape)} in the plan and "
                         f"{operand.dtype}{list(operand.shape)} in a nest"
                     )
-
                 check_strides(operand, tensor)
         check_order(self)
 
@@ -378,9 +377,12 @@ class Plan:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the result depends on what the output held before."""
+        """Whether the result depends on what the output held before: its first nest adds to it.
+
+        `check_order` sees to it that a later one adds only to what an earlier one has written.
+        """
         writers = [nest for nest in self.nests if nest.output.name == self.output.name]
-        return any(nest.accumulate for nest in writers) and writers[0].accumulate
+        return writers[0].accumulate
 
     @cached_property
     def key(self) -> str:
@@ -406,18 +408,27 @@ def check_strides(operand: Operand, tensor: Tensor) -> None:
 def check_order(plan: Plan) -> None:
     """Raise `NestError` unless every tensor is written before it is read, and inputs never."""
     inputs = {tensor.name for tensor in plan.inputs}
-    written = set(inputs)
+    written, whole = set(inputs), set[str]()
     for nest in plan.nests:
         for operand in nest.inputs:
             if operand.name not in written or operand.name == nest.output.name:
                 raise NestError(f"a nest reads {operand.name} before it is written")
         if nest.output.name in inputs:
             raise NestError(f"a nest writes to the input {nest.output.name}")
-        if nest.accumulate and nest.output.name not in written | {plan.output.name}:
-            raise NestError(f"a nest adds to {nest.output.name} before it is written")
+        if nest.accumulate and nest.output.name not in whole | {plan.output.name}:
+            raise NestError(f"a nest adds to {nest.output.name} before all of it is written")
+        if nest.accumulate and nest.output.name in written - whole:
+            raise NestError(f"a nest adds to {nest.output.name}, of which only a part is written")
         written.add(nest.output.name)
+        if nest.accumulate or covers(nest):
+            whole.add(nest.output.name)
     if plan.output.name not in written:
         raise NestError(f"no nest of the plan writes to its output {plan.output.name}")
+
+
+def covers(nest: Nest) -> bool:
+    """Whether the nest writes every element of its output: its writes are distinct."""
+    return math.prod(nest.axes[a].extent for a in nest.spatial) == math.prod(nest.output.shape)
 
 
 def plan_of(nest: Nest, spec: str = "") -> Plan:

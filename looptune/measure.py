@@ -16,10 +16,11 @@ from functools import lru_cache
 import numpy as np
 
 from looptune.backends import backend_for
+from looptune.errors import ArgumentError
 from looptune.ir import DType, Plan, Tensor
 from looptune.legalize import legalize
-from looptune.program import BEGIN, Const, Fma, Loop, Op, Program, Scale, Set
-from looptune.runtime.call import seconds_of
+from looptune.program import Const, Fma, Loop, Op, Program, Set
+from looptune.runtime.call import seconds_of, seconds_of_code
 from looptune.runtime.kernel import Kernel
 from looptune.target import Target
 
@@ -70,7 +71,12 @@ def interleave(
     Calls per sample are set once, from a first timing, so that each contender gets an equal
     share of the time.
     """
-    share = seconds / rounds / max(1, len(contenders))
+    if not contenders or rounds < 1 or not seconds >= 0:
+        raise ArgumentError(
+            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds}: at least one "
+            "contender, one round and 0 seconds would do"
+        )
+    share = seconds / rounds / len(contenders)
     calls = {}
     for name, sample in contenders.items():
         sample(1)
@@ -131,11 +137,11 @@ def random_arrays(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
     return arrays
 
 
-def kernel_sampler(kernel: Kernel, arrays: Mapping[str, np.ndarray], threads: int = 1) -> Sampler:
-    """Time the kernel alone, without Python, where the extension is there."""
+def kernel_sampler(kernel: Kernel, arrays: Mapping[str, np.ndarray]) -> Sampler:
+    """Time the kernel alone, on its threads and without Python, where the extension is there."""
     inputs = [arrays[tensor.name] for tensor in kernel.plan.inputs]
     out = arrays[kernel.plan.output.name]
-    return lambda calls: seconds_of(kernel, inputs, out, calls, threads)
+    return lambda calls: seconds_of(kernel, inputs, out, calls, kernel.threads)
 
 
 def measure(kernel: Kernel, *, seconds: float = 0.2, seed: int = 0) -> Samples:
@@ -154,7 +160,6 @@ def peak_program(target: Target, dtype: DType) -> Program:
     counter = 2
     ops: tuple[Op, ...] = (
         *setup,
-        Scale(counter, BEGIN, 1),
         Set(counter, PEAK_ITERATIONS),
         Loop(counter, 1, body),
     )
@@ -164,8 +169,6 @@ def peak_program(target: Target, dtype: DType) -> Program:
 @lru_cache(maxsize=16)
 def peak_sampler(target: Target, dtype: DType) -> tuple[Sampler, int]:
     """A sampler of the peak loop, and the operations one call makes."""
-    from looptune.runtime.call import seconds_of_code
-
     program = legalize(peak_program(target, dtype))
     code = backend_for(target)(program)
     flops = 2 * program.lanes * PEAK_FMAS * PEAK_ITERATIONS

@@ -185,11 +185,6 @@ def absolute(plan: Plan, known: Mapping[str, np.ndarray]) -> tuple[Plan, dict[st
     return replace(plan, nests=tuple(nests)), sizes
 
 
-def magnitudes(plan: Plan, arrays: Arrays) -> np.ndarray:
-    """What the rounding errors of each output element scale with, see `absolute`."""
-    return evaluate(*absolute(plan, float64_arrays(plan, arrays)))
-
-
 def roundings(plan: Plan) -> int:
     """Most roundings behind one output element, one operation each."""
     lengths = (math.prod(nest.axes[a].extent for a in nest.reductions) for nest in plan.nests)

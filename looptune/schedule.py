@@ -83,6 +83,7 @@ class Schedule:
         if not self.loops and not self.actions:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
+        check_packs(self)
         packed = {pack.operand for pack in self.packs if pack.at == "root"}
         required = tuple(
             Pack(number, tuple(range(len(operand.dims))))
@@ -159,15 +160,15 @@ class Schedule:
         for pack in self.packs:
             operand = self.nest.operands[pack.operand]
             lines.append(f"pack {operand.name} order={list(pack.order)} at={pack.at}")
-        for depth, at in enumerate(range(len(self.loops))):
+        for at in range(len(self.loops)):
             axis = self.nest.axes[self.loops[at].axis]
-            marks = [axis.extent and f"{self.trips(at)} trips"]
+            marks = [f"{self.trips(at)} trips"]
             rest = self.range_below(at) % self.loops[at].step
             marks += [f"tail {rest}"] if rest else []
             marks += ["reduction"] if axis.reduction else []
             marks += ["vector"] if self.vector == self.loops[at].axis else []
             marks += ["parallel"] if self.parallel == at else []
-            lines.append("  " * depth + f"for {self.name(at)}  ({', '.join(map(str, marks))})")
+            lines.append("  " * at + f"for {self.name(at)}  ({', '.join(map(str, marks))})")
         return "\n".join(lines)
 
 
@@ -191,6 +192,22 @@ def check_loops(schedule: Schedule) -> None:
         raise ScheduleError(f"no loop {schedule.parallel} to run in parallel")
     if schedule.vector is not None and schedule.vector not in steps:
         raise ScheduleError(f"no axis {schedule.vector} to spread over lanes")
+
+
+def check_packs(schedule: Schedule) -> None:
+    """Raise `ScheduleError` unless each pack is of an operand, in an order of its dimensions, at
+    the root or in a loop."""
+    operands = schedule.nest.operands
+    for pack in schedule.packs:
+        if pack.operand not in range(len(operands)):
+            raise ScheduleError(f"{pack}: there are operands 0..{len(operands) - 1}")
+        if sorted(pack.order) != list(range(len(operands[pack.operand].dims))):
+            raise ScheduleError(
+                f"{pack}: {operands[pack.operand].name} has {len(operands[pack.operand].dims)} "
+                "dimensions"
+            )
+        if pack.at != "root" and pack.at not in range(len(schedule.loops)):
+            raise ScheduleError(f"{pack}: there are loops 0..{len(schedule.loops) - 1}")
 
 
 def loop_at(schedule: Schedule, at: int, primitive: str) -> Loop:
@@ -400,6 +417,8 @@ def parse_order(nest: Nest, text: str, vector: str | None = None) -> Schedule:
     Raises `ScheduleError` for an unknown axis, a missing innermost loop, or steps that do not
     divide one another.
     """
+    if not isinstance(nest, Nest):
+        raise ScheduleError(f"the order of a {type(nest).__name__}; a Nest would do (plan.nests)")
     names = [axis.name for axis in nest.axes]
     if not isinstance(text, str):
         raise ScheduleError(f"order {text!r} is no string such as 'm:6 n:16 k m n'")

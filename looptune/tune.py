@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan, plan_of
 from looptune.measure import random_arrays
 from looptune.reference import verify as verify_result
+from looptune.runtime.call import as_array, is_tensor
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
 from looptune.target import Target, target_named
 from looptune.workloads import einsum
-from looptune.workloads.einsum import whole_numbers
+from looptune.workloads.einsum import check_dtype, whole_numbers
 
 Strategy = Callable[[Nest, Target, int], Schedule]
 STRATEGIES: dict[str, Strategy] = {"default": default_schedule}
@@ -58,7 +60,7 @@ def optimize(
     *,
     shapes: Sequence[object] | None = None,
     sizes: Mapping[str, int] | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     epilogue: object = None,
     strategy: str = "default",
     policy: object = None,
@@ -74,13 +76,13 @@ def optimize(
 ) -> Kernel:
     """A verified kernel for an einsum, a nest or a plan.
 
-    `spec` is an einsum string, with `shapes` (tuples, or example arrays whose strides and dtype
-    count, too), `sizes={label: extent}` or the labels as keywords: `optimize("mk,kn->mn", m=64,
-    k=64, n=64)`; or a Nest or Plan from `looptune.workloads`. The strategy "default" measures
-    nothing: `budget`, `database`, `retune` and `progress` are for searches. `kernel.report`
-    says how long each part took.
+    `spec` is an einsum string, with `shapes` (tuples, or example arrays and tensors whose strides
+    and dtype count, too; otherwise `dtype` is "float32"), `sizes={label: extent}` or the labels as
+    keywords: `optimize("mk,kn->mn", m=64, k=64, n=64)`; or a Nest or Plan from
+    `looptune.workloads`. The strategy "default" measures nothing: `budget`, `database`, `retune`
+    and `progress` are for searches. `kernel.report` says how long each part took.
 
-    Raises `SpecError` for a spec without meaning, `TypeError` for an unknown keyword,
+    Raises `SpecError` for a spec without meaning, `ArgumentTypeError` for an unknown keyword,
     `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
     cannot be run to verify it, `VerificationError` if the kernel is wrong.
     """
@@ -144,15 +146,11 @@ def check(kernel: Kernel, seed: int = 0) -> None:
     """Run the kernel on random operands, its output poisoned; raises `VerificationError`."""
     plan = kernel.plan
     arrays = random_arrays(plan, seed)
-    out = arrays[plan.output.name].copy() if plan.accumulates else arrays[plan.output.name]
+    out = arrays[plan.output.name]
+    given = {**arrays, plan.output.name: out.copy()}
     if not plan.accumulates:
         out[...] = np.nan
-    inputs = [arrays[tensor.name] for tensor in plan.inputs]
-    given = {tensor.name: array for tensor, array in zip(plan.inputs, inputs, strict=True)}
-    if plan.accumulates:
-        given[plan.output.name] = arrays[plan.output.name].copy()
-        out = arrays[plan.output.name]
-    run_kernel(kernel, inputs, out)
+    run_kernel(kernel, [arrays[tensor.name] for tensor in plan.inputs], out)
     verify_result(plan, given, out, boundaries=kernel.boundaries, seed=seed)
 
 
@@ -186,7 +184,7 @@ def plan_for(
     spec: str | Nest | Plan,
     shapes: Sequence[object] | None,
     sizes: Mapping[str, int] | None,
-    dtype: str,
+    dtype: str | None,
     labels: Mapping[str, int],
 ) -> Plan:
     """The plan that the arguments of `optimize` describe."""
@@ -197,9 +195,11 @@ def plan_for(
             raise ArgumentTypeError(f"sizes={sizes!r}; {{label: extent}} would do")
         return einsum_plan(spec, shapes, sizes, dtype, labels)
     if labels:
-        raise TypeError(f"optimize() got an unexpected keyword argument {next(iter(labels))!r}")
-    if shapes is not None or sizes is not None:
-        raise SpecError("shapes and sizes belong to an einsum string; a Nest or Plan has its own")
+        raise unknown_keyword(next(iter(labels)), "a Nest or Plan has no labels to size")
+    if shapes is not None or sizes is not None or dtype is not None:
+        raise SpecError(
+            "shapes, sizes and dtype belong to an einsum string; a Nest or Plan has its own"
+        )
     if isinstance(spec, Nest):
         return plan_of(spec)
     if isinstance(spec, Plan):
@@ -214,38 +214,48 @@ def shape_of(shape: object) -> tuple[int, ...]:
     raise SpecError(f"shapes: {shape!r} is neither a shape nor an array")
 
 
-KEYWORDS = (
-    "shapes", "sizes", "dtype", "epilogue", "strategy", "policy", "budget", "threads", "target",
-    "database", "retune", "verify", "seed", "progress",
-)  # fmt: skip
+def unknown_keyword(name: str, otherwise: str) -> ArgumentTypeError:
+    """The error for a keyword that `optimize` has not, with the near name or a hint."""
+    known = [word for word in inspect.signature(optimize).parameters if word != "labels"]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else otherwise
+    return ArgumentTypeError(f"optimize() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def einsum_plan(
     spec: str,
     shapes: Sequence[object] | None,
     sizes: Mapping[str, int] | None,
-    dtype: str,
+    dtype: str | None,
     labels: Mapping[str, int],
 ) -> Plan:
     """The plan of an einsum string with shapes, example arrays or label sizes."""
     for name in labels:
         if len(name) != 1 or name not in spec:
-            near = difflib.get_close_matches(name, KEYWORDS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the labels of {spec!r} would do"
-            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}{hint}")
+            raise unknown_keyword(name, f"the labels of {spec!r} would do")
     if shapes is None:
-        return einsum(spec, sizes={**(sizes or {}), **labels}, dtype=dtype)
+        return einsum(spec, sizes={**(sizes or {}), **labels}, dtype=dtype or "float32")
     if labels or sizes:
         raise SpecError("give shapes or sizes of the labels, not both")
-    arrays = [operand for operand in shapes if hasattr(operand, "__array_interface__")]
-    if not arrays:
-        return einsum(spec, *map(shape_of, shapes), dtype=dtype)
-    if len(arrays) != len(shapes):
+    arrays = [hasattr(operand, "__array_interface__") or is_tensor(operand) for operand in shapes]
+    if not any(arrays):
+        return einsum(spec, *map(shape_of, shapes), dtype=dtype or "float32")
+    if not all(arrays):
         raise SpecError("shapes mixes example arrays and tuples; give one kind")
-    examples = [np.asarray(array) for array in arrays]
+    examples = [as_array(array, number) for number, array in enumerate(shapes)]
+    found = {example.dtype.name for example in examples}
+    if len(found) > 1 or (dtype is not None and check_dtype(dtype) not in found):
+        wanted = "" if dtype is None else f" and dtype={dtype!r}"
+        raise SpecError(f"shapes of example arrays of {sorted(found)}{wanted}: one dtype would do")
+    for number, example in enumerate(examples):
+        if any(stride % example.itemsize for stride in example.strides):
+            raise SpecError(
+                f"example array {number} has strides {example.strides}, no multiples of its "
+                f"{example.itemsize}-byte elements; a copy would do"
+            )
     return einsum(
         spec,
         *(example.shape for example in examples),
-        dtype=str(np.result_type(*examples)),
+        dtype=found.pop(),
         strides=[tuple(s // e.itemsize for s in e.strides) for e in examples],
     )

@@ -335,3 +335,20 @@ def test_torch_in_torch_out():
     a, b = map(torch.from_numpy, randoms((4, 5), (5, 6)))
     assert isinstance(looptune.matmul(a, b), torch.Tensor)
     torch.testing.assert_close(looptune.einsum("ij,jk->ki", a, b), (a @ b).T.contiguous())
+
+
+def test_bias_without_a_layout_is_over_channels() -> None:
+    x, w = (np.random.default_rng(0).random(s, np.float32) for s in ((1, 2, 6, 4), (4, 2, 3, 1)))
+    bias = np.arange(4, dtype=np.float32)
+    plain = looptune.conv2d(x, weight=w)
+    shifted = looptune.conv2d(x, w, bias, layout=None)
+    np.testing.assert_allclose(shifted, plain + bias.reshape(-1, 1, 1), rtol=1e-5)
+
+
+def test_results_into_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    a, b, out = torch.rand(3, 4), torch.rand(4, 5), torch.empty(3, 5)
+    assert looptune.matmul(a, b, out=out) is out
+    torch.testing.assert_close(out, a @ b)
+    kernel = looptune.optimize("mk,kn->mn", shapes=[a, b])
+    torch.testing.assert_close(kernel(a, b), a @ b)

@@ -1,5 +1,7 @@
 """Arguments of the wrong kind, size or form: each is refused by name, with a typed error."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,19 @@ from looptune.errors import (
     SpecError,
     UnsupportedError,
 )
-from looptune.ir import Axis, Dim, Nest, Operand, Tensor
-from looptune.schedule import Loop, Schedule, pack, parallel, parse_order, reorder, replay, split
+from looptune.ir import Axis, Dim, Nest, Operand, Plan, Tensor
+from looptune.measure import interleave
+from looptune.schedule import (
+    Loop,
+    Pack,
+    Schedule,
+    pack,
+    parallel,
+    parse_order,
+    reorder,
+    replay,
+    split,
+)
 from looptune.tune import Budget, compile, optimize
 from looptune.workloads import conv2d, einsum, matmul
 from looptune.workloads.suites import load
@@ -169,3 +182,65 @@ def test_results_without_dimensions_are_scalars_as_in_numpy():
     for result in (looptune.einsum("i->", vector), looptune.matmul(vector, vector)):
         assert type(result) is np.float32
         assert result == 3
+
+
+def test_packs_that_do_not_exist():
+    for pack_, message in (
+        (Pack(9, (0, 1)), r"there are operands 0\.\.2"),
+        (Pack(1, (0, 0)), "a has 2 dimensions"),
+        (Pack(1, (0, 1), 7), r"there are loops 0\.\.2"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            Schedule(NEST, packs=(pack_,))
+
+
+def test_a_pack_in_a_loop_does_not_stand_in_for_padding():
+    nest = conv2d((1, 2, 5, 5), (3, 2, 3, 3), padding=1).nests[0]
+    schedule = Schedule(nest, packs=(Pack(1, (0, 1, 2, 3), 0),))
+    assert Pack(1, (0, 1, 2, 3)) in schedule.packs
+    compile(nest, schedule)
+
+
+def test_example_arrays_of_another_dtype():
+    arrays = [np.ones((4, 4)), np.ones((4, 4))]
+    assert optimize("mk,kn->mn", shapes=arrays).plan.dtype == "float64"
+    with pytest.raises(SpecError, match="one dtype would do"):
+        optimize("mk,kn->mn", shapes=arrays, dtype="float32")
+    with pytest.raises(SpecError, match="one dtype would do"):
+        optimize("mk,kn->mn", shapes=[arrays[0], ONES])
+    with pytest.raises(SpecError, match="a Nest or Plan has its own"):
+        optimize(matmul(4, 4, 4), dtype="float64")
+    fields = np.zeros(4, [("a", "f4"), ("b", "i2")])["a"]
+    with pytest.raises(SpecError, match="no multiples of its 4-byte elements"):
+        optimize("i->i", shapes=[fields])
+
+
+def test_loops_made_by_hand_are_not_pickled_as_actions():
+    kernel = compile(NEST, Schedule(NEST, (Loop(2), Loop(1), Loop(0))))
+    with pytest.raises(ScheduleError, match="was not made by primitives"):
+        pickle.dumps(kernel)
+
+
+def test_nothing_to_time():
+    with pytest.raises(ArgumentError, match="0 contenders"):
+        interleave({})
+    with pytest.raises(ArgumentError, match="rounds=0"):
+        interleave({"a": lambda calls: 0.0}, rounds=0)
+    with pytest.raises(ArgumentError, match="seconds=-1"):
+        optimize("i->", i=3).measure(seconds=-1)
+
+
+def test_orders_are_of_nests():
+    with pytest.raises(ScheduleError, match="the order of a Plan"):
+        parse_order(matmul(8, 8, 8), "m k n")
+
+
+def test_a_later_nest_adds_only_to_what_is_written():
+    part = Operand("out", "float32", (Dim(8, 1, (2,)),))
+    rest = Operand("out", "float32", (Dim(8, 1, (2,), 1),))
+    source = Operand("a", "float32", (Dim(4, 1, (1,)),))
+    axis = (Axis("i", 4),)
+    tensors = ((Tensor("a", "float32", (4,), (1,)),), Tensor("out", "float32", (8,), (1,)))
+    first = Nest(axis, part, (source,))
+    with pytest.raises(NestError, match="of which only a part is written"):
+        Plan((first, Nest(axis, rest, (source,), accumulate=True)), *tensors)

@@ -186,7 +186,7 @@ def test_plans_run_their_nests_over_temporaries(path):
     a, b, c = randoms((6, 7), (7, 9), (9, 11))
     result = kernel.with_path(native=path == "native")(a, b, c)
     np.testing.assert_allclose(result, a @ b @ c, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ScheduleError, match="1 schedules do not belong to the plan's 2 nests"):
+    with pytest.raises(ScheduleError, match="1 schedules for the 2 nests of a plan"):
         build(plan, [Schedule(first)], target)
 
 

@@ -105,12 +105,15 @@ def detached(operand: Any) -> Any:
     return operand.detach() if getattr(operand, "requires_grad", False) else operand
 
 
+def is_tensor(operand: object) -> bool:
+    """Whether an operand is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(operand, torch.Tensor)
+
+
 def like(first: object, result: np.ndarray) -> object:
     """`result` as the kind of array that `first` is: torch in, torch out."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(first, torch.Tensor):
-        return torch.from_dlpack(result)
-    return result
+    return sys.modules["torch"].from_dlpack(result) if is_tensor(first) else result
 
 
 def check_argument(tensor: Tensor, array: np.ndarray, name: str) -> None:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedHostError
+from looptune.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ScheduleError,
+    UnsupportedHostError,
+)
 from looptune.host import runs
 from looptune.ir import Plan
 from looptune.program import Program
@@ -25,7 +30,7 @@ from looptune.runtime.call import (
     native,
 )
 from looptune.runtime.memory import install
-from looptune.schedule import Action, Schedule
+from looptune.schedule import Action, Schedule, replay
 from looptune.target import Target, target_named
 
 if TYPE_CHECKING:
@@ -78,9 +83,8 @@ class Kernel(Base):  # type: ignore[misc]
         self.programs = programs
         self.threads = threads
         self.report: Any = None
-        self.runnable = runs(target)
         self.entry: Any = None
-        if self.runnable:
+        if runs(target):
             self.load(native)
 
     def load(self, native: bool) -> None:
@@ -192,6 +196,12 @@ class Kernel(Base):  # type: ignore[misc]
         return f"<Kernel {spec} for {self.target.name} from {self.origin}>"
 
     def __reduce__(self) -> tuple[object, ...]:
+        for schedule in self.schedules:
+            if replay(schedule.nest, schedule.actions) != schedule:
+                raise ScheduleError(
+                    f"the schedule {schedule.order!r} was not made by primitives from the untuned "
+                    "nest, so it cannot be pickled as actions"
+                )
         actions = tuple(schedule.actions for schedule in self.schedules)
         return rebuild, (self.plan, actions, self.target, self.origin, self.threads)
 
@@ -213,7 +223,6 @@ def rebuild(
 ) -> Kernel:
     """A kernel from its provenance: how kernels pickle."""
     from looptune.build import build
-    from looptune.schedule import replay
 
     schedules = [replay(nest, steps) for nest, steps in zip(plan.nests, actions, strict=True)]
     machine = target if isinstance(target, Target) else target_named(target)

@@ -148,7 +148,13 @@ def pad_pairs(value: object, kernel: Shape, stride: Shape, dilation: Shape) -> t
             if len(pairs) != rank or len(pairs) != len(value):
                 raise SpecError(f"padding={value!r}: {rank} pairs (before, after) would do")
             return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-    both = numbers("padding", value, rank, 0)
+    try:
+        both = numbers("padding", value, rank, 0)
+    except SpecError:
+        raise SpecError(
+            f"padding={value!r}: a number, {rank} of them, {rank} pairs (before, after), 'same' or "
+            "'valid' would do"
+        ) from None
     return both, both
 
 
