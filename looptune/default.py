@@ -1,108 +1,20 @@
 """The default schedule: a register tile chosen by counting, with no search and no measurement.
 
 Every candidate is a vector axis, the inputs to pack into panels, whether the output is collected
-in a write cache, and a register tile. It is priced by the cycles its straight-line body needs on
-the target's FMA and load ports, the latency of its accumulator chains, what it reads from beyond
-the first-level cache, its stores and tails, and the copies. The cheapest wins.
+in a write cache, and a register tile. `looptune.prices` says what it costs; the cheapest wins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import NamedTuple
+from dataclasses import replace
 
 from looptune.ir import Nest, Operand
 from looptune.lower.form import register_budget, within_reach
+from looptune.prices import SWEEP_STEPS, Candidate, cycles, least_cycles, prices_of
 from looptune.schedule import Schedule, pack, parallel, reorder, split, vectorize
 from looptune.target import Target
-
-# Cycles, by which candidates are compared. Each was fitted to the order that measured kernels of
-# the looptune-test and core suites came in on two machines, not to their times.
-TILE_OVERHEAD = 15.0  # loop control, switches and first-load latency of a tile
-LINE_NEAR = 1.0  # a 64-byte line from the second-level cache, in sequence
-LINE_APART = 4.0  # the same, where rows lie apart: the prefetcher sees no stream
-LINE_FAR = 4.0  # on top, for an operand beyond the second-level cache
-PAGE_MISS = 7.0  # a page that the first-level TLB has not: a look-up in the second
-SET_CONFLICT = 8.0  # a line whose neighbours in the walk all fall into one cache set
-SWEEP_STEPS = 8  # reduction steps for each visit of the output in a sweep
-CHAIN_SLACK = 1.3  # out-of-order issue needs more chains than latency times ports
-LOAD_SHARE = 0.15  # a load that its port hides, but not all of the time
-STREAM_SHARE = 0.5  # of reading from beyond the first-level cache: the rest is hidden
-EVERY_SECOND = 5  # port uses to read every second element: two loads and shuffles
-PACK_ROWS = 0.3  # an element of a copy of rows
-PACK_BLOCKS = 0.8  # an element of a copy that is transposed in blocks, one vector wide
-PACK_WIDE = 1.5  # on top, for wider panels: their lines are written in turns
-PACK_GATHER = 2.5  # an element of a copy that is gathered
-CACHED_STORE = 5  # a vector written to the cache and transposed on its way out
-CACHED_ROW = 2  # a row of a transposed block stored, whole or in part
-HORIZONTAL_STORE = 10  # the lanes of an accumulator summed, and one element stored
-PAGE_BYTES, LINE_BYTES = 4096, 64
-TLB_PAGES = 64  # entries of a first-level data TLB
-
-
-class Stream(NamedTuple):
-    """Cycles a reduction step to read an input from beyond the first-level cache.
-
-    `each` for every vector or element, or where the rows of the tile lie along an axis of
-    `across`, what that says; `once` besides. A panel of `panel` bytes a vector is nearer the
-    narrower it is.
-    """
-
-    across: Mapping[int, float]
-    each: float
-    once: float
-    panel: int = 0
-    cache_bytes: tuple[int, ...] = ()
-
-    def cycles(self, reads: int, rows: int | None) -> float:
-        """Cycles for so many vectors or elements of a tile with rows along an axis."""
-        if self.panel:
-            near, far, _ = self.cache_bytes
-            size = reads * self.panel
-            return 0.0 if size <= near / 2 else reads * self.each * (1 + 4 * size / far)
-        return reads * self.across.get(-1 if rows is None else rows, self.each) + self.once
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A vector axis, the inputs packed into panels along it, whether the output goes through a
-    write cache, and the tile's extents.
-
-    With `sweep` a few steps of the reductions are done for the whole vector axis before the
-    next: what is read once is then read in sequence, and the output is visited again.
-    """
-
-    vector: int
-    panels: tuple[int, ...] = ()
-    cached: bool = False
-    sweep: bool = False
-    tile: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Prices:
-    """What a candidate costs, whatever the tile: counts and cycles.
-
-    `moves[i]` are the axes that input i moves along, `reads[i]` port uses for one vector of it,
-    `streams[i]` what it costs a step to bring it from beyond the first-level cache; `steps` the
-    reduction steps, `store` the cycles to store one accumulator, `fixed` those of the copies and
-    `wide` what panels wider than a vector add. `rows` is the axis along which a write cache is
-    transposed, where there is one.
-    """
-
-    target: Target
-    lanes: int
-    moves: tuple[frozenset[int], ...]
-    reads: tuple[int, ...]
-    streams: tuple[Stream, ...]
-    steps: int
-    store: float
-    fixed: float
-    wide: float
-    rows: int | None
 
 
 def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
@@ -132,7 +44,7 @@ def cheapest(nest: Nest, target: Target, packs: bool) -> Candidate | None:
     if not options:
         return None
     bounds = sorted(
-        (least_cycles(nest, prices, option.vector), i) for i, (prices, option) in enumerate(options)
+        (least_cycles(nest, prices, option), i) for i, (prices, option) in enumerate(options)
     )
     best, least = options[bounds[0][1]][1], math.inf
     for bound, number in bounds:
@@ -188,98 +100,6 @@ def unpacked(nest: Nest, option: Candidate) -> Iterator[Operand]:
             yield operand
 
 
-def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
-    """Prices of a candidate before its tile is chosen."""
-    vector = option.vector
-    lanes = target.lanes(nest.dtype)
-    moves = tuple(
-        frozenset(a for a in range(len(nest.axes)) if op.stride_of(a)) for op in nest.inputs
-    )
-    gathers = {0: 1, 1: 1, 2: EVERY_SECOND}
-    extents = ((a, nest.axes[a].extent) for a in nest.reductions)
-    steps = math.prod(math.ceil(n / lanes) if a == vector else n for a, n in extents)
-    if nest.axes[vector].reduction:
-        store: float = HORIZONTAL_STORE
-    else:
-        store = 1 if nest.output.stride_of(vector) == 1 else 2 * lanes
-    fixed = sum(pack_cycles(nest.operands[i], vector, target) for i in option.panels)
-    reads = tuple(
-        1 if i in option.panels else gathers.get(op.stride_of(vector), 2 * lanes)
-        for i, op in enumerate(nest.inputs, 1)
-    )
-    streams = tuple(
-        stream(nest, op, target, option, i in option.panels) for i, op in enumerate(nest.inputs, 1)
-    )
-    revisits = 2 * steps / SWEEP_STEPS if option.sweep else 0.0
-    turned = [op for i, op in enumerate(nest.operands) if i in option.panels]
-    wide = sum(PACK_WIDE * math.prod(op.shape) for op in turned if op.stride_of(vector) != 1)
-    unit = [a for a in nest.spatial if nest.output.stride_of(a) == 1]
-    rows = unit[0] if option.cached and unit else None
-    return Prices(target, lanes, moves, reads, streams, steps, store + revisits, fixed, wide, rows)
-
-
-def pack_cycles(operand: Operand, vector: int, target: Target) -> float:
-    """Cycles to copy an operand once, in panels along `vector`."""
-    elements = math.prod(operand.shape)
-    if operand.stride_of(vector) == 1:
-        each = PACK_ROWS
-    else:
-        each = PACK_BLOCKS if any(dim.stride == 1 for dim in operand.dims) else PACK_GATHER
-    far = elements * operand.item_bytes > target.cache_bytes[1]
-    lines = elements * operand.item_bytes / LINE_BYTES
-    return elements * each + (lines * LINE_FAR if far else 0.0)
-
-
-def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, packed: bool) -> Stream:
-    """What reading an input costs a reduction step.
-
-    A line is cheap in sequence, dearer where rows lie apart, and dearer still from beyond the
-    second-level cache, or where all rows fall into one set. Rows a page apart miss the TLB.
-    """
-    item = operand.item_bytes
-    moved = [(abs(operand.stride_of(a)) * item, nest.axes[a].extent) for a in nest.reductions]
-    moved = sorted((stride, extent) for stride, extent in moved if stride and extent > 1)
-    size = item * math.prod(operand.shape)
-    if not moved or size <= target.cache_bytes[0] / 2:
-        return Stream({}, 0.0, 0.0)
-    vector, wide = option.vector, target.vector_bytes / LINE_BYTES
-    far = LINE_FAR if size > target.cache_bytes[1] else 0.0
-    if packed:
-        panel = math.prod(extent for _, extent in moved) * target.vector_bytes
-        return Stream({}, LINE_NEAR * wide, 0.0, panel, target.cache_bytes)
-    if nest.axes[vector].reduction or option.sweep:
-        return Stream({}, (LINE_NEAR + far) * wide, 0.0)
-    again = math.prod(extent for stride, extent in moved if stride < LINE_BYTES)
-    rows = [(stride, extent) for stride, extent in moved if stride >= LINE_BYTES]
-    along = operand.stride_of(vector) != 0
-    line = LINE_APART + (0.0 if along else far)
-    pages = math.prod(max(1.0, extent * min(1.0, stride / PAGE_BYTES)) for stride, extent in rows)
-    miss = 0.0
-    if rows and pages > TLB_PAGES:
-        miss = PAGE_MISS * min(1.0, rows[0][0] / PAGE_BYTES) / again
-        line += SET_CONFLICT if rows[0][0] % PAGE_BYTES == 0 else 0.0
-    if along:
-        return Stream({}, line * wide / again, miss)
-    jumps = moved[0][0] >= LINE_BYTES  # to another line with every step
-    step = 0.0 if jumps else moved[0][0] / LINE_BYTES
-    miss += line / 2 if jumps else 0.0
-    across = {
-        a: line * max(step, min(LINE_BYTES, abs(operand.stride_of(a)) * item) / LINE_BYTES / again)
-        for a in nest.spatial
-        if operand.stride_of(a)
-    }
-    return Stream(across, line * step, miss)
-
-
-def least_cycles(nest: Nest, prices: Prices, vector: int) -> float:
-    """A lower bound over all tiles: multiply-adds and stores at full rate, and the copies."""
-    vectors = math.prod(
-        math.ceil(nest.axes[a].extent / prices.lanes) if a == vector else nest.axes[a].extent
-        for a in nest.spatial
-    )
-    return vectors * (prices.steps / prices.target.fma_per_cycle + prices.store) + prices.fixed
-
-
 def tiles(nest: Nest, target: Target, vector: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Register tiles: vectors along the vector axis times rows of one other spatial axis."""
     budget = register_budget(nest, target)
@@ -303,53 +123,6 @@ def row_counts(extent: int, most: int) -> list[int]:
     top = min(extent, most)
     exact = [n for n in range(2, top + 1) if extent % n == 0]
     return sorted({n for n in (*range(max(2, top - 2), top + 1), *exact[-2:]) if n > 1})
-
-
-def cycles(nest: Nest, prices: Prices, vector: int, tile: Mapping[int, int]) -> float:
-    """Predicted cycles of the whole nest with this tile, tails and packs included."""
-    rows = next((axis for axis in tile if axis != vector), None)
-    pieces = []
-    repeats = 1
-    for axis in nest.spatial:
-        extent = nest.axes[axis].extent
-        step = tile.get(axis, prices.lanes if axis == vector else 1)
-        full, rest = divmod(extent, step)
-        if step == 1:
-            repeats *= extent
-        else:
-            lanes = prices.lanes if axis == vector else 1
-            both = ((math.ceil(step / lanes), full), (math.ceil(rest / lanes), 1))
-            pieces.append([(axis, n, count) for n, count in both if n and count])
-    total = 0.0
-    for combination in product(*pieces):
-        count = math.prod(c for _, _, c in combination)
-        total += count * tile_cycles(prices, {axis: n for axis, n, _ in combination}, rows)
-    wide = prices.wide if tile.get(vector, 0) > prices.lanes else 0.0
-    return total * repeats + prices.fixed + wide
-
-
-def tile_cycles(prices: Prices, counts: Mapping[int, int], rows: int | None) -> float:
-    """Cycles of one register tile, `counts` accumulators along each axis, all reductions done."""
-    target = prices.target
-    accumulators = math.prod(counts.values())
-    moved = [math.prod(n for a, n in counts.items() if a in moves) for moves in prices.moves]
-    vectors = sum(moved)
-    if min(moved) >= target.temporaries:  # the smaller operand does not stay in registers
-        vectors += accumulators - min(moved)
-    port_uses = sum(n * reads for n, reads in zip(moved, prices.reads, strict=True))
-    streamed = sum(s.cycles(n, rows) for s, n in zip(prices.streams, moved, strict=True))
-    copies = max(1, min(target.accumulators // accumulators, prices.steps, 8))
-    step = max(
-        accumulators / target.fma_per_cycle,
-        max(port_uses, vectors) / target.loads_per_cycle,
-        (accumulators + vectors) / 5,
-        CHAIN_SLACK * target.fma_latency / copies,
-    )
-    step += LOAD_SHARE * max(port_uses, vectors) + STREAM_SHARE * streamed
-    store = prices.store
-    if prices.rows is not None and rows == prices.rows:
-        store = CACHED_STORE + CACHED_ROW * prices.lanes / min(prices.lanes, counts.get(rows, 1))
-    return prices.steps * step + accumulators * store + TILE_OVERHEAD
 
 
 def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:
