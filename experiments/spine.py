@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+import looptune
 from looptune.build import build, generate
 from looptune.default import default_schedule
 from looptune.errors import UnsupportedError
@@ -150,7 +153,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = host_target(args.target)
     result = {
         "schema": 1,
-        "machine": {**asdict(fingerprint()), "target": target.name, "numpy": np.__version__},
+        "machine": {
+            **asdict(fingerprint()),
+            "digest": fingerprint().digest,
+            "target": target.name,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "looptune": looptune.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": f"python -m experiments.spine --target {target.name}",
         "untuned": untuned(target),
         "codegen": codegen(target),
         "import": import_time(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -294,9 +295,11 @@ def result_json(
         "schema": 1,
         "machine": {
             **asdict(fingerprint()),
+            "digest": fingerprint().digest,
             "target": target.name,
             "call_path": call_path(),
             "peak_gflops": {dtype: flops / 1e9 for dtype, flops in peaks.items()},
+            "python": platform.python_version(),
             "numpy": np.__version__,
         },
         "config": asdict(config),

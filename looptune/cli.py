@@ -12,8 +12,10 @@ import math
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -295,7 +297,12 @@ def run_bench(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         seconds=args.seconds,
     )
-    result = bench(load(args.suite), config, host_target(args.target))
+    result = {
+        **bench(load(args.suite), config, host_target(args.target)),
+        "looptune": looptune.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": args.command,
+    }
     write(args, result, render(result))
     rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
     return 0 if all(row["correct"] for row in rows) else 1
@@ -359,7 +366,9 @@ JOBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one job; usage errors and typed errors end with one line on stderr."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser().parse_args(words)
+    args.command = shlex.join(["looptune", *words])
     try:
         return JOBS[args.job](args)
     except BrokenPipeError:  # the reader of a pipe has seen enough
