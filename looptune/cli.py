@@ -304,7 +304,7 @@ def run_bench(args: argparse.Namespace) -> int:
         "command": args.command,
     }
     write(args, result, render(result))
-    rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
+    rows: list[dict[str, object]] = result["rows"]
     return 0 if all(row["correct"] for row in rows) else 1
 
 
