@@ -57,7 +57,9 @@ def build(
         made = generate(schedule, target)
         tensors = tuple(number[operand.name] for operand in nest.operands)
         for program, code in zip(made.programs, made.codes, strict=True):
-            stages.append(Stage(code, tensors, program.scratch_bytes, program.trips))
+            private = program.scratch_bytes if program.private_scratch else 0
+            pointers = (*tensors, len(number)) if private else tensors
+            stages.append(Stage(code, pointers, program.scratch_bytes, program.trips, private))
             programs.append(program)
     return Kernel(
         plan, tuple(schedules), tuple(stages), target, origin, tuple(programs), threads=threads

@@ -22,14 +22,14 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     schedule = Schedule(nest)
     if nest.points == 0 or all(axis.extent == 1 for axis in nest.axes):
         return schedule
-    best = cheapest(nest, target, packs=threads == 1)
+    best = cheapest(nest, target)
     if best is None:
         return schedule
     schedule = vectorize(schedule, best.vector)
     return share(arrange(schedule, target, best), threads)
 
 
-def cheapest(nest: Nest, target: Target, packs: bool) -> Candidate | None:
+def cheapest(nest: Nest, target: Target) -> Candidate | None:
     """The candidate of fewest predicted cycles; one whose bound cannot win is not tried.
 
     None where no axis can be spread over the lanes, so far apart are its elements.
@@ -38,7 +38,7 @@ def cheapest(nest: Nest, target: Target, packs: bool) -> Candidate | None:
         (prices_of(nest, target, option), option)
         for vector, axis in enumerate(nest.axes)
         if axis.extent > 1
-        for option in options_of(nest, vector, packs)
+        for option in options_of(nest, vector)
         if within_reach(unpacked(nest, option), vector, target)
     ]
     if not options:
@@ -58,13 +58,13 @@ def cheapest(nest: Nest, target: Target, packs: bool) -> Candidate | None:
     return best
 
 
-def options_of(nest: Nest, vector: int, packs: bool) -> list[Candidate]:
+def options_of(nest: Nest, vector: int) -> list[Candidate]:
     """The vector axis with every useful set of panels, and with a write cache if that helps."""
     panels = [i for i, op in enumerate(nest.operands) if i and panelable(op, vector)]
     strided = [i for i in panels if nest.operands[i].stride_of(vector) != 1]
-    sets = {(), tuple(strided), tuple(panels)} if packs else {()}
+    sets = {(), tuple(strided), tuple(panels)}
     caches = [False]
-    if packs and cacheable(nest, vector):
+    if cacheable(nest, vector):
         caches.append(True)
     found = [Candidate(vector, chosen, cached) for chosen in sorted(sets) for cached in caches]
     return [*found, Candidate(vector, sweep=True)] if sweeps(nest, vector) else found
@@ -249,8 +249,10 @@ def share(schedule: Schedule, threads: int) -> Schedule:
     if threads < 2:
         return schedule
     nest = schedule.nest
+    caches = [pack.at for pack in schedule.packs if pack.operand == 0]
+    last = min((at if isinstance(at, int) else -1 for at in caches), default=len(schedule.loops))
     seen: set[int] = set()
-    for at, loop in enumerate(schedule.loops):
+    for at, loop in enumerate(schedule.loops[: last + 1]):
         outermost = loop.axis not in seen and not nest.axes[loop.axis].reduction
         seen.add(loop.axis)
         if outermost and schedule.trips(at) >= threads:

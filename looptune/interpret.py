@@ -131,11 +131,14 @@ def interpret(
     programs = (programs,) if isinstance(programs, Program) else programs
     index, output = cells_of(arrays[0])
     memory = {number: cells_of(array)[1] for number, array in enumerate(arrays) if number}
-    memory |= {0: output, SCRATCH: scratch_of(programs)}
+    shared = scratch_of(programs)
+    memory |= {0: output, SCRATCH: shared}
     with np.errstate(all="ignore"):
         for program in programs:
             check_registers(program)
             for begin, end in chunks(program.trips):
+                if program.private_scratch:
+                    memory |= {len(arrays): shared, SCRATCH: scratch_of(programs)}
                 run(program, memory, begin, end)
     arrays[0][...] = output.values[index]
 

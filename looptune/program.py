@@ -405,6 +405,8 @@ class Program:
     registers used (scalars include BEGIN and END, and are numbered so that the deepest-used come
     first); `scratch_bytes` of 64-byte-aligned memory are wanted. `trips` is the number of
     iterations of the parallel loop, 1 where there is none: the whole job is begin=0, end=trips.
+    With `private_scratch` every thread needs scratch of its own; what earlier Programs left in
+    theirs is then one more operand, the last.
     """
 
     target: Target
@@ -415,6 +417,7 @@ class Program:
     scratch_bytes: int
     trips: int
     body: tuple[Op, ...]
+    private_scratch: bool = False
 
     @property
     def lanes(self) -> int:

@@ -178,12 +178,17 @@ def native(programs: Sequence[Program], chunks: Chunks = whole) -> Call:
     size = max(p.scratch_bytes for p in programs)
 
     def call(arrays: list[np.ndarray]) -> None:
-        pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         scratch, room = guarded(-1, -(-size // 64) * 64, end=True)
         room[:] = NAN_BYTE
+        addresses = [*(a.ctypes.data for a in arrays), scratch.ctypes.data]
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         for program, code in zip(programs, codes, strict=True):
             for begin, end in chunks(program.trips):
-                spoiled = checked(pointers, scratch.ctypes.data, begin, end, code.address)
+                place = scratch
+                if program.private_scratch:
+                    place, room = guarded(-2, -(-size // 64) * 64, end=True)
+                    room[:] = NAN_BYTE
+                spoiled = checked(pointers, place.ctypes.data, begin, end, code.address)
                 assert not spoiled, "a register that belongs to the caller was changed"
 
     return call

@@ -190,7 +190,7 @@ def random_schedule(nest: Nest, rng: Rng) -> Schedule:
     schedule = Schedule(nest)
     for _ in range(int(rng.integers(0, 10))):
         schedule = random_step(schedule, rng)
-    if chance(rng, 0.3) and all(pack.at == "root" and pack.operand for pack in schedule.packs):
+    if chance(rng, 0.3):
         schedule = attempt(schedule, "parallel", int(rng.integers(0, len(schedule.loops) + 1)))
     return schedule
 

@@ -21,15 +21,19 @@ from looptune.default import default_schedule
 from looptune.errors import (
     ArgumentError,
     ArgumentTypeError,
+    LoweringError,
     ScheduleError,
     UnsupportedHostError,
 )
 from looptune.host import host_isas, host_target
 from looptune.ir import Dim, Nest, Operand, Plan, Tensor, plan_of
+from looptune.lower import lower
+from looptune.reference import reference
 from looptune.runtime import call
 from looptune.runtime.kernel import Kernel
-from looptune.schedule import Schedule
+from looptune.schedule import Schedule, pack, parallel, parse_order
 from looptune.target import TARGETS
+from looptune.workloads import conv2d
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
 PATHS = ["ctypes"] if call.native is None else ["ctypes", "native"]
@@ -334,3 +338,27 @@ def test_in_a_process_of_its_own(setup, check, request):
     if done.returncode == 77:
         pytest.skip("PR_SET_MDWE is newer than this kernel")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_packs_inside_the_parallel_loop_have_scratch_of_their_own(threads):
+    """Weights packed and the output cached per thread; the padded image is shared."""
+    (nest,) = conv2d((2, 6, 11, 13), (64, 6, 3, 3), padding=1).nests
+    schedule = parse_order(nest, "o:16 n h w:7 c r s w o", vector="o")
+    schedule = pack(pack(schedule, 2, (1, 2, 3, 0), at=0), 0, (0, 2, 3, 1), at=3)
+    schedule = parallel(schedule, 0)
+    kernel = build(nest, [schedule], host_target(), threads=threads)
+    x, w = randoms((2, 6, 11, 13), (64, 6, 3, 3))
+    out = np.empty((2, 64, 11, 13), np.float32)
+    wanted = reference(kernel.plan, {"x": x, "w": w})
+    for _ in range(50):
+        out[...] = np.nan
+        kernel(x, w, out=out)
+        np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_write_cache_outside_the_parallel_loop_is_refused():
+    nest = nest_of("mk,kn->mn", m=64, k=8, n=64)
+    schedule = parse_order(nest, "n:16 m:6 k m n", vector="n")
+    with pytest.raises(LoweringError, match="would be written back whole by each thread"):
+        lower(parallel(pack(schedule, 0, at=0), 1), host_target())

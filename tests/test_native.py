@@ -76,7 +76,7 @@ def tiny(code: bytes, size: int, trips: int, *, dtype: str = "f", scratch: int =
     item = 4 if dtype == "f" else 8
     held = install(code)
     tensors = ((dtype, (size,), (item,), -1),)
-    entry = native.Entry(((held.address, (0,), trips),), tensors, scratch, True, "tiny")
+    entry = native.Entry(((held.address, (0,), trips, 0),), tensors, scratch, True, "tiny")
     return Held(entry, [held])
 
 
@@ -180,7 +180,7 @@ def strided(array: np.ndarray, strides: tuple[int, ...]) -> np.ndarray:
 def test_takes_the_strides_it_was_made_for():
     code = install(COPY_EIGHT_BYTES)
     tensors = (("d", (3, 2), (-16, 8), -1), ("d", (3, 2), (64, 8), -1))
-    entry = native.Entry(((code.address, (0, 1), 1),), tensors, 0, False, "views")
+    entry = native.Entry(((code.address, (0, 1), 1, 0),), tensors, 0, False, "views")
     source, target = np.arange(24.0).reshape(3, 8), np.zeros((3, 2))
     assert entry(source[:, :2], out=target[::-1]) is not NotImplemented
     assert target[2, 0] == source[0, 0]
@@ -191,7 +191,7 @@ def test_takes_the_strides_it_was_made_for():
 def test_reads_negative_strides_as_a_range_below_the_first_element():
     code = install(COPY_EIGHT_BYTES)
     tensors = (("d", (4,), (-8,), -1), ("d", (4,), (8,), -1))
-    entry = native.Entry(((code.address, (0, 1), 1),), tensors, 0, False, "reversed")
+    entry = native.Entry(((code.address, (0, 1), 1, 0),), tensors, 0, False, "reversed")
     buffer = np.zeros(8)
     assert entry(buffer[4:], out=buffer[3::-1]) is not NotImplemented
     assert entry(buffer[:4], out=buffer[3::-1]) is NotImplemented
@@ -233,7 +233,7 @@ def test_temporaries_live_in_scratch():
     code = install(COPY_EIGHT_BYTES)
     arguments = (("d", (), (), -1), ("d", (), (), -1))
     temporary = ("d", (), (), 64)
-    stages = ((code.address, (2, 1), 1), (code.address, (0, 2), 1))
+    stages = ((code.address, (2, 1), 1, 0), (code.address, (0, 2), 1, 0))
     entry = native.Entry(stages, (*arguments, temporary), 72, False, "twice")
     out = np.zeros(())
     entry(np.array(3.5), out=out)
@@ -432,7 +432,8 @@ OUTPUT = ("f", (2,), (4,), -1)
         ((), (OUTPUT,), -1, "-1 bytes of scratch"),
         ((), (("i", (2,), (4,), -1),), 0, "format 'i'; 'f' or 'd' would do"),
         ((), (("f", (1,) * 65, (4,) * 65, -1),), 0, "65 dimensions; at most 64"),
-        (((1, (1,), 1),), (OUTPUT,), 0, "a stage names tensor 1 of 1"),
+        (((1, (1,), 1, 0),), (OUTPUT,), 0, "a stage names tensor 1 of 1"),
+        (((1, (0,), 1, -1),), (OUTPUT,), 0, "-1 bytes of private scratch"),
     ],
 )
 def test_refuses_what_it_cannot_run(stages, tensors, scratch, message):

@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Nest
 from looptune.lower.form import Form, form_of
 from looptune.lower.nest import Ops, Place, Registers, emit_nest
@@ -43,20 +42,22 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
         ops, used = emit_pack(buffer, target)
         copies += ops
         taken |= used
+    trips = trips_of(form)
+    private = trips > 1 and bool(form.packed.inner)
+    copied = len(nest.operands) if private else SCRATCH
     places = tuple(
-        Place(SCRATCH, root[i].offset) if i in root else Place(i, 0)
+        Place(copied, root[i].offset) if i in root else Place(i, 0)
         for i in range(len(nest.operands))
     )
     copier = partial(emit_box, nest=nest, target=target)
     main, used = emit_nest(form, places, None, copier=copier)
     size = form.packed.scratch_bytes
-    trips = trips_of(form)
-    if trips > 1 and form.packed.inner:
-        raise LoweringError("packs inside loops do not run in threads yet: leave out `parallel`")
-    if trips > 1 and copies:
-        head = program(nest, target, copies, taken, size, 1)
-        return (head, program(nest, target, main, used, size, trips))
-    return (program(nest, target, copies + main, taken | used, size, trips),)
+    if trips == 1:
+        return (program(nest, target, copies + main, taken | used, size, trips),)
+    shared = program(nest, target, main, used, size, trips)
+    if private:
+        shared = replace(shared, operands=shared.operands + 1, private_scratch=True)
+    return (program(nest, target, copies, taken, size, 1), shared) if copies else (shared,)
 
 
 def trips_of(form: Form) -> int:

@@ -260,6 +260,11 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     shared = parallel_position(schedule, loops)
     if shared is not None:
         scope = max(scope, shared + 1)
+        caches = [schedule.depth(pack) for pack in schedule.packs if pack.operand == 0]
+        if any(depth <= shared for depth in caches):
+            raise LoweringError(
+                "a write cache outside the parallel loop would be written back whole by each thread"
+            )
     ranges = range_sets(nest, loops)
     problem = with_inner(problem, schedule, ranges)
     scope = max([scope, *(pack.depth for pack in problem.inner)])

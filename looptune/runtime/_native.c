@@ -30,6 +30,7 @@ typedef struct {
     int count;
     int *tensors;
     int64_t trips;
+    size_t private_bytes; /* of scratch that each thread wants for itself, 0 for shared scratch */
 } Stage;
 
 typedef struct {
@@ -62,6 +63,7 @@ typedef struct {
     Code code;
     void *const *pointers;
     void *scratch;
+    size_t private_bytes;
     int64_t trips, chunk;
     _Atomic int64_t next;
 } Job;
@@ -89,21 +91,33 @@ static void forget_pool(void)
     pool.job = NULL;
 }
 
-static void do_chunks(Job *job)
+static void do_chunks(Job *job, void *scratch)
 {
     for (;;) {
         int64_t begin = atomic_fetch_add(&job->next, job->chunk);
         if (begin >= job->trips)
             return;
         int64_t end = begin + job->chunk < job->trips ? begin + job->chunk : job->trips;
-        job->code(job->pointers, job->scratch, begin, end);
+        job->code(job->pointers, scratch, begin, end);
     }
+}
+
+static void *aligned_memory(size_t bytes)
+{
+    void *memory = NULL;
+    if (posix_memalign(&memory, bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT, bytes))
+        return NULL;
+    if (bytes >= HUGE_PAGE)
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }
 
 static void *worker(void *unused)
 {
     (void)unused;
     uint64_t seen = 0;
+    void *own = NULL; /* private scratch, kept for the next job */
+    size_t own_bytes = 0;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
         while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
@@ -113,7 +127,13 @@ static void *worker(void *unused)
         pool.seats--;
         pool.running++;
         pthread_mutex_unlock(&pool.lock);
-        do_chunks(job);
+        if (job->private_bytes > own_bytes) {
+            free(own);
+            own = aligned_memory(job->private_bytes);
+            own_bytes = own == NULL ? 0 : job->private_bytes;
+        }
+        if (job->private_bytes <= own_bytes) /* else the others do its share */
+            do_chunks(job, job->private_bytes ? own : job->scratch);
         pthread_mutex_lock(&pool.lock);
         if (--pool.running == 0)
             pthread_cond_signal(&pool.done);
@@ -148,7 +168,8 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     if (threads > stage->trips)
         threads = (int)stage->trips;
     int64_t chunk = stage->trips / (4 * (int64_t)threads);
-    Job job = {stage->code, pointers, scratch, stage->trips, chunk > 0 ? chunk : 1, 0};
+    Job job = {stage->code, pointers, scratch, stage->private_bytes,
+               stage->trips, chunk > 0 ? chunk : 1, 0};
     pthread_mutex_lock(&pool.lock);
     grow_pool(threads - 1);
     pool.job = &job;
@@ -156,7 +177,7 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     pool.generation++;
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
-    do_chunks(&job);
+    do_chunks(&job, scratch);
     pthread_mutex_lock(&pool.lock);
     pool.job = NULL; /* a worker that wakes only now has nothing to join */
     while (pool.running > 0)
@@ -173,14 +194,9 @@ static void *lease(Entry *self)
         return NULL;
     if (self->kept > 0)
         return self->scratch[--self->kept];
-    void *memory = NULL;
-    size_t alignment = self->scratch_bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
-    if (posix_memalign(&memory, alignment, self->scratch_bytes)) {
+    void *memory = aligned_memory(self->scratch_bytes);
+    if (memory == NULL)
         PyErr_NoMemory();
-        return NULL;
-    }
-    if (self->scratch_bytes >= HUGE_PAGE)
-        madvise(memory, self->scratch_bytes, MADV_HUGEPAGE);
     return memory;
 }
 
@@ -468,9 +484,13 @@ static int fill_tensor(Tensor *tensor, PyObject *item)
 static int fill_stage(Stage *stage, PyObject *item, int tensor_count)
 {
     PyObject *address, *tensors;
-    Py_ssize_t trips;
-    if (!PyArg_ParseTuple(item, "OO!n", &address, &PyTuple_Type, &tensors, &trips))
+    Py_ssize_t trips, private_bytes;
+    if (!PyArg_ParseTuple(item, "OO!nn", &address, &PyTuple_Type, &tensors, &trips, &private_bytes))
         return -1;
+    if (private_bytes < 0) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of private scratch", private_bytes);
+        return -1;
+    }
     void *code = PyLong_AsVoidPtr(address);
     if (code == NULL && PyErr_Occurred())
         return -1;
@@ -493,6 +513,7 @@ static int fill_stage(Stage *stage, PyObject *item, int tensor_count)
     memcpy(&stage->code, &code, sizeof code);
     stage->count = (int)count;
     stage->trips = trips;
+    stage->private_bytes = (size_t)private_bytes;
     return 0;
 }
 

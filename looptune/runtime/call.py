@@ -43,16 +43,19 @@ def call_path() -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One installed Program: its code, the plan's tensors it takes, its parallel trips."""
+    """One installed Program: its code, the plan's tensors it takes, its parallel trips, and the
+    bytes of scratch that each thread wants for itself."""
 
     code: Code
     tensors: tuple[int, ...]
     trips: int
+    private_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where temporaries live in the leased scratch: an offset a tensor, -1 for arguments."""
+    """Where temporaries live in the leased scratch: an offset a tensor, -1 for arguments, and last
+    that of the scratch itself."""
 
     offsets: tuple[int, ...]
     scratch_bytes: int
@@ -65,7 +68,7 @@ def layout_of(plan: Plan, stage_scratch: int) -> Layout:
     for tensor in plan.temporaries:
         offsets.append(end)
         end = round_up(end + max(tensor.bytes, 1))
-    return Layout(tuple(offsets), end)
+    return Layout((*offsets, 0), end)
 
 
 def round_up(size: int) -> int:
@@ -221,7 +224,7 @@ class Lease:
                 function,
                 tensors,
                 None
-                if tensors == tuple(range(len(offsets)))
+                if tensors == tuple(range(len(tensors)))
                 else (ctypes.c_void_p * max(1, len(tensors)))(),
                 ctypes.c_int64(trips),
             )
@@ -299,7 +302,9 @@ def make_entry(plan: Plan, steps: Sequence[Step], layout: Layout, use_native: bo
     """The object that runs a kernel's code."""
     if native is None or not use_native:
         return CtypesEntry(plan, steps, layout)
-    stages = tuple((step.code.address, step.tensors, step.trips) for step in steps)
+    stages = tuple(
+        (step.code.address, step.tensors, step.trips, step.private_bytes) for step in steps
+    )
     tensors = tuple(
         (
             "f" if tensor.dtype == "float32" else "d",
@@ -307,8 +312,9 @@ def make_entry(plan: Plan, steps: Sequence[Step], layout: Layout, use_native: bo
             tuple(stride * ITEM_BYTES[tensor.dtype] for stride in tensor.strides),
             offset,
         )
-        for tensor, offset in zip(plan.tensors, layout.offsets, strict=True)
+        for tensor, offset in zip(plan.tensors, layout.offsets[:-1], strict=True)
     )
+    tensors = (*tensors, ("f", (), (), 0)) if layout.scratch_bytes else tensors
     return native.Entry(stages, tensors, layout.scratch_bytes, plan.flops > 50_000, plan.spec)
 
 

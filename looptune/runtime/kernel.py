@@ -40,12 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """Machine code of one Program; `tensors` number the plan's tensors in its pointer order."""
+    """Machine code of one Program; `tensors` number the plan's tensors in its pointer order.
+
+    The number behind the last tensor means the scratch itself. `private_bytes` of scratch are
+    wanted by each thread for itself, 0 where it is shared.
+    """
 
     code: bytes
     tensors: tuple[int, ...]
     scratch_bytes: int
     trips: int
+    private_bytes: int = 0
 
 
 # The extension's Caller goes through its Entry and comes to `checked` for what is unusual.
@@ -89,7 +94,7 @@ class Kernel(Base):  # type: ignore[misc]
 
     def load(self, native: bool) -> None:
         """Install the code and choose the call path."""
-        steps = [Step(install(s.code), s.tensors, s.trips) for s in self.stages]
+        steps = [Step(install(s.code), s.tensors, s.trips, s.private_bytes) for s in self.stages]
         self.steps = steps  # keeps the code alive
         layout = layout_of(self.plan, max((s.scratch_bytes for s in self.stages), default=0))
         self.entry = make_entry(self.plan, steps, layout, native)
