@@ -16,6 +16,10 @@ from looptune.prices import SWEEP_STEPS, Candidate, cycles, least_cycles, prices
 from looptune.schedule import Schedule, pack, parallel, reorder, split, vectorize
 from looptune.target import Target
 
+# What one core does in some 20 microseconds, a few times what waking another costs.
+SHARED_FLOPS, SHARED_BYTES = 1_000_000, 250_000
+PANEL_READS = 8  # of every element, before a copy of it pays
+
 
 def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     """The cheapest candidate as a schedule; the untuned nest where there is nothing to choose."""
@@ -60,7 +64,7 @@ def cheapest(nest: Nest, target: Target) -> Candidate | None:
 
 def options_of(nest: Nest, vector: int) -> list[Candidate]:
     """The vector axis with every useful set of panels, and with a write cache if that helps."""
-    panels = [i for i, op in enumerate(nest.operands) if i and panelable(op, vector)]
+    panels = [i for i, op in enumerate(nest.operands) if i and panelable(nest, op, vector)]
     strided = [i for i in panels if nest.operands[i].stride_of(vector) != 1]
     sets = {(), tuple(strided), tuple(panels)}
     caches = [False]
@@ -70,10 +74,11 @@ def options_of(nest: Nest, vector: int) -> list[Candidate]:
     return [*found, Candidate(vector, sweep=True)] if sweeps(nest, vector) else found
 
 
-def panelable(operand: Operand, axis: int) -> bool:
-    """Whether a copy of the operand is contiguous along `axis`."""
+def panelable(nest: Nest, operand: Operand, axis: int) -> bool:
+    """Whether a copy of the operand is contiguous along `axis`, and read often enough to pay."""
     moved = [dim.coefficients[axis] for dim in operand.dims if dim.coefficients[axis]]
-    return moved == [1] and operand.stride_of(axis) != 0
+    again = math.prod(nest.axes[a].extent for a in nest.spatial if not operand.stride_of(a))
+    return moved == [1] and operand.stride_of(axis) != 0 and again >= PANEL_READS
 
 
 def cacheable(nest: Nest, vector: int) -> bool:
@@ -90,7 +95,8 @@ def sweeps(nest: Nest, vector: int) -> bool:
         and all(op.stride_of(a) or nest.axes[a].extent == 1 for a in nest.spatial)
         for op in nest.inputs
     )
-    return bool(nest.reductions) and not nest.axes[vector].reduction and any(once)
+    steps = math.prod(nest.axes[a].extent for a in nest.reductions)
+    return steps >= SWEEP_STEPS**2 and not nest.axes[vector].reduction and any(once)
 
 
 def unpacked(nest: Nest, option: Candidate) -> Iterator[Operand]:
@@ -184,10 +190,35 @@ def with_packs(schedule: Schedule, option: Candidate, panels: int, tiles: int) -
     for number in option.panels:
         order = lanes_last(nest.operands[number], vector)
         schedule = pack(schedule, number, order, panels - 1 if panels else "root")
+    for number, operand in enumerate(nest.operands):
+        if number not in option.panels and operand.needs_fill(nest.axes):
+            loops = padded_in(schedule, operand)
+            schedule = pack(schedule, number, None, loops - 1) if loops else schedule
     if option.cached:
         order = lanes_last(nest.output, vector)
         schedule = pack(schedule, 0, order, tiles - 1 if tiles else "root")
     return schedule
+
+
+def padded_in(schedule: Schedule, operand: Operand) -> int:
+    """How many outermost loops each pick a part of the operand that can be padded by itself.
+
+    One plane of an image at a time stays in cache where the whole padded copy would not.
+    """
+    nest = schedule.nest
+    dims = zip(operand.dims, operand.overhang(nest.axes), strict=True)
+    beyond = [dim for dim, margins in dims if any(margins)]
+    count = 0
+    for at, loop in enumerate(schedule.loops):
+        if any(dim.coefficients[loop.axis] for dim in beyond) and schedule.trips(at) > 1:
+            break
+        if nest.axes[loop.axis].reduction:
+            break
+        if operand.stride_of(loop.axis):
+            count = at + 1
+        elif schedule.trips(at) > 1:
+            break
+    return count
 
 
 def lanes_last(operand: Operand, axis: int) -> tuple[int, ...]:
@@ -245,10 +276,13 @@ def unroll_innermost(schedule: Schedule, target: Target, tile: Mapping[int, int]
 
 
 def share(schedule: Schedule, threads: int) -> Schedule:
-    """Mark the outermost spatial loop with enough trips for the threads as parallel."""
-    if threads < 2:
-        return schedule
+    """Mark the outermost spatial loop with enough trips for the threads as parallel.
+
+    A nest of less work than it takes to wake a thread stays with one.
+    """
     nest = schedule.nest
+    if threads < 2 or (nest.flops < SHARED_FLOPS and nest.min_bytes < SHARED_BYTES):
+        return schedule
     caches = [pack.at for pack in schedule.packs if pack.operand == 0]
     last = min((at if isinstance(at, int) else -1 for at in caches), default=len(schedule.loops))
     seen: set[int] = set()

@@ -19,6 +19,7 @@ from looptune.target import Target
 
 # Cycles, by which candidates are compared. Each was fitted to the order that measured kernels of
 # the looptune-test and core suites came in on two machines, not to their times.
+ROW_SWITCH = 6.0  # another row of a tile: a stream more to follow from tile to tile
 TILE_OVERHEAD = 15.0  # loop control, switches and first-load latency of a tile
 LINE_NEAR = 1.0  # a 64-byte line from the second-level cache, in sequence
 LINE_APART = 4.0  # the same, where rows lie apart: the prefetcher sees no stream
@@ -166,6 +167,8 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
     if nest.axes[vector].reduction or option.sweep:
         return Stream({}, (LINE_NEAR + far) * wide, 0.0)
     again = math.prod(extent for stride, extent in moved if stride < LINE_BYTES)
+    if all(slides(operand, axis, nest) for axis in nest.reductions if operand.stride_of(axis)):
+        again = math.prod(extent for _, extent in moved)
     rows = [(stride, extent) for stride, extent in moved if stride >= LINE_BYTES]
     along = operand.stride_of(vector) != 0
     line = LINE_APART + (0.0 if along else far)
@@ -185,6 +188,14 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
         if operand.stride_of(a)
     }
     return Stream(across, line * step, miss)
+
+
+def slides(operand: Operand, axis: int, nest: Nest) -> bool:
+    """Whether a reduction walks a window along a dimension that a spatial axis walks, too."""
+    return any(
+        dim.coefficients[axis] and any(dim.coefficients[a] for a in nest.spatial)
+        for dim in operand.dims
+    )
 
 
 def least_cycles(nest: Nest, prices: Prices, option: Candidate) -> float:
@@ -266,4 +277,4 @@ def tile_cycles(
     store = prices.store
     if rows is not None and rows == prices.rows:
         store = CACHED_STORE + CACHED_ROW * prices.lanes / min(prices.lanes, count)
-    return prices.steps * step + accumulators * store + TILE_OVERHEAD
+    return prices.steps * step + accumulators * store + ROW_SWITCH * count + TILE_OVERHEAD

@@ -84,7 +84,7 @@ class Schedule:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
         check_packs(self)
-        packed = {pack.operand for pack in self.packs if pack.at == "root"}
+        packed = {pack.operand for pack in self.packs if self.pads(pack)}
         required = tuple(
             Pack(number, tuple(range(len(operand.dims))))
             for number, operand in enumerate(self.nest.operands)
@@ -92,6 +92,18 @@ class Schedule:
         )
         if required:
             object.__setattr__(self, "packs", (*self.packs, *required))
+
+    def pads(self, pack: Pack) -> bool:
+        """Whether a pack can hold the padding of its operand: at the root, or inside loops none of
+        which moves along a dimension that the nest reads beyond."""
+        if isinstance(pack.at, str):
+            return True
+        operand, axes = self.nest.operands[pack.operand], self.nest.axes
+        beyond = [
+            dim for dim, over in zip(operand.dims, operand.overhang(axes), strict=True) if any(over)
+        ]
+        outside = {self.loops[at].axis for at in range(pack.at + 1) if self.trips(at) > 1}
+        return not any(dim.coefficients[axis] for dim in beyond for axis in outside)
 
     def range_below(self, at: int) -> int:
         """Most elements of its axis that one run of loop `at` walks over."""
@@ -345,8 +357,9 @@ def pack(
 
     `at` is the loop in whose body the box that the loops inside touch is copied, or "root":
     the whole of it, once. `order` lists the tensor's dimensions, outermost first (None: as
-    they are). What the nest reads outside the tensor is filled in the copy at the root. When
-    loops are reordered later, the pack stays as deep as it is.
+    they are). What the nest reads outside the tensor is filled in the copy: in the one at the
+    root, or instead in one in a loop, if that reads all of a padded dimension. When loops are
+    reordered later, the pack stays as deep as it is.
     """
     operands = schedule.nest.operands
     if type(operand) is not int or not 0 <= operand < len(operands):
@@ -356,8 +369,17 @@ def pack(
     rank = len(operands[operand].dims)
     what = f"pack: dimensions of {operands[operand].name}"
     order = tuple(range(rank)) if order is None else permutation(order, rank, what)
-    packs = tuple(p for p in schedule.packs if (p.operand, p.at) != (operand, at))
-    return after(schedule, "pack", operand, order, at, packs=(*packs, Pack(operand, order, at)))
+    made = Pack(operand, order, at)
+    plain = Pack(operand, tuple(range(rank)))
+    instead = (
+        {plain}
+        if operands[operand].needs_fill(schedule.nest.axes) and schedule.pads(made)
+        else set()
+    )
+    packs = tuple(
+        p for p in schedule.packs if (p.operand, p.at) != (operand, at) and p not in instead
+    )
+    return after(schedule, "pack", operand, order, at, packs=(*packs, made))
 
 
 def parallel(schedule: Schedule, at: int) -> Schedule:

@@ -57,8 +57,8 @@ MUTANTS = (
     Mutant(
         "box of a pack starts where the piece does, not where it reads",
         "lower/packs.py",
-        "outer += first * source.stride",
-        "outer += 0 * source.stride",
+        "outer += (first + low) * source.stride",
+        "outer += low * source.stride",
     ),
     Mutant(
         "transposed block stores a row too few",

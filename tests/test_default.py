@@ -97,3 +97,8 @@ def test_nothing_to_spread_over_lanes():
     for target in TARGETS.values():
         lower(Schedule(nest), target)
         lower(default_schedule(nest, target), target)
+
+
+def test_little_work_is_not_shared():
+    small = nest_of("mk,kn->mn", m=16, k=16, n=64)
+    assert default_schedule(small, TARGETS["avx2"], threads=2).parallel is None

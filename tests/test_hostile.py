@@ -196,7 +196,7 @@ def test_packs_that_do_not_exist():
 
 def test_a_pack_in_a_loop_does_not_stand_in_for_padding():
     nest = conv2d((1, 2, 5, 5), (3, 2, 3, 3), padding=1).nests[0]
-    schedule = Schedule(nest, packs=(Pack(1, (0, 1, 2, 3), 0),))
+    schedule = Schedule(nest, packs=(Pack(1, (0, 1, 2, 3), 2),))  # inside h, which is padded
     assert Pack(1, (0, 1, 2, 3)) in schedule.packs
     compile(nest, schedule)
 

@@ -15,7 +15,15 @@ from looptune.legalize import legalize
 from looptune.lower import form_of, lower
 from looptune.lower.form import inner_ranges, vector_leaves
 from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, While, walk
-from looptune.schedule import Schedule, pack, parallel, parse_order, split, vectorize
+from looptune.schedule import (
+    Schedule,
+    pack,
+    parallel,
+    parse_order,
+    reorder,
+    split,
+    vectorize,
+)
 from looptune.target import TARGETS
 from looptune.workloads import conv2d, einsum
 
@@ -286,6 +294,21 @@ def test_channels_in_the_lanes(layout, target):
     schedule = pack(schedule, 2, (1, 2, 3, 0), at=1)
     order = (0, 2, 3, 1) if layout == "NCHW" else (0, 1, 2, 3)
     run_everywhere(nest, pack(schedule, 0, order, at=3), target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_padding_in_a_loop(layout, target):
+    """One plane of a depthwise convolution at a time, as wide as its padding."""
+    x = (2, 5, 6, 7) if layout == "NCHW" else (2, 6, 7, 5)
+    options = {"padding": ((1, 2), (0, 1)), "groups": 5, "layout": layout}
+    nest = conv2d(x, (5, 1, 3, 3), **options).nests[0]
+    schedule = pack(parse_order(nest, "n g o h w c r s", vector="w"), 1, (1, 0, 3, 2), at=1)
+    assert [each.at for each in schedule.packs] == [1]
+    run_everywhere(nest, schedule, target)
+    moved = reorder(schedule, [3, 0, 1, 2, 4, 5, 6, 7])
+    assert [each.at for each in moved.packs] == [1, "root"]
+    run_everywhere(nest, moved, target)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)

@@ -67,6 +67,7 @@ class Inner:
 
     `source` is the operand outside, `operand` its copy, whose element 0 belongs to the point
     where every axis is at the start of its piece. `offset` is the copy's place in the scratch.
+    `margins` are, per dimension, the elements before and behind the tensor that are filled.
     """
 
     depth: int
@@ -75,6 +76,7 @@ class Inner:
     source: Operand
     operand: Operand
     offset: int
+    margins: tuple[tuple[int, int], ...]
 
     @property
     def end(self) -> int:
@@ -141,7 +143,10 @@ def with_inner(outer: Packed, schedule: Schedule, ranges: Sequence[Ranges]) -> P
     packs = [(schedule.depth(pack), pack) for pack in schedule.packs if not at_root(pack)]
     for depth, pack in sorted(packs, key=lambda pair: (pair[0], pair[1].operand)):
         extents = {axis: values[0] for axis, values in ranges[depth].items()}
-        made = inner_pack(depth, pack, operands[pack.operand], extents, offset)
+        source = operands[pack.operand]
+        copied = source is not outer.operands[pack.operand]
+        margins = ((0, 0),) * len(source.dims) if copied else source.overhang(outer.nest.axes)
+        made = inner_pack(depth, pack, source, extents, offset, margins)
         operands[pack.operand] = made.operand
         offset = made.end
         inner.append(made)
@@ -170,7 +175,12 @@ def buffer_of(nest: Nest, pack: Pack, offset: int) -> Buffer:
 
 
 def inner_pack(
-    depth: int, pack: Pack, source: Operand, extents: Mapping[int, int], offset: int
+    depth: int,
+    pack: Pack,
+    source: Operand,
+    extents: Mapping[int, int],
+    offset: int,
+    margins: tuple[tuple[int, int], ...],
 ) -> Inner:
     """The box of `source` below `depth` loops, which leave pieces of at most `extents`."""
     if pack.operand == 0:
@@ -179,7 +189,8 @@ def inner_pack(
         dims = tuple(read_dim(dim, extents) for dim in source.dims)
     strides = strides_in(pack.order, tuple(dim.size for dim in dims))
     dims = tuple(replace(dim, stride=step) for dim, step in zip(dims, strides, strict=True))
-    return Inner(depth, pack.operand, pack.order, source, replace(source, dims=dims), offset)
+    copy = replace(source, dims=dims)
+    return Inner(depth, pack.operand, pack.order, source, copy, offset, margins)
 
 
 def read_dim(dim: Dim, extents: Mapping[int, int]) -> Dim:

@@ -7,7 +7,7 @@ dimension that hangs over fills one part below and one above it. All go through 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,35 +34,45 @@ class Move(NamedTuple):
 def emit_pack(buffer: Buffer, target: Target) -> tuple[Ops, Registers]:
     """Code that fills the buffer of a root pack, and the registers it uses."""
     inside = tuple(
-        (max(low, 0), min(high, dim.size))
+        (max(low, 0), max(low, 0, min(high, dim.size)))
         for (low, high), dim in zip(buffer.box, buffer.source.dims, strict=True)
     )
+
+    def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
+        return emit_part(buffer, part, target, fill)
+
+    return emit_padded(buffer.box, inside, buffer.source.fill, emit)
+
+
+def emit_padded(
+    box: Box, inside: Box, fill: float, emit: Callable[[Box, float | None], tuple[Ops, Registers]]
+) -> tuple[Ops, Registers]:
+    """Copy the part of a box that is `inside` the tensor, and fill what lies around it."""
     if any(low >= high for low, high in inside):
-        return emit_part(buffer, buffer.box, target, fill=True)
-    ops, used = emit_part(buffer, inside, target, fill=False)
-    remaining = list(buffer.box)
-    for dim, ((low, high), (first, last)) in enumerate(zip(buffer.box, inside, strict=True)):
+        return emit(box, fill)
+    ops, used = emit(inside, None)
+    remaining = list(box)
+    for dim, ((low, high), (first, last)) in enumerate(zip(box, inside, strict=True)):
         for side in ((low, first), (last, high)):
             if side[0] < side[1]:
-                border = (*remaining[:dim], side, *remaining[dim + 1 :])
-                more, registers = emit_part(buffer, border, target, fill=True)
+                more, registers = emit((*remaining[:dim], side, *remaining[dim + 1 :]), fill)
                 ops, used = ops + more, used | registers
         remaining[dim] = inside[dim]
     return ops, used
 
 
-def emit_part(buffer: Buffer, part: Box, target: Target, fill: bool) -> tuple[Ops, Registers]:
+def emit_part(
+    buffer: Buffer, part: Box, target: Target, fill: float | None
+) -> tuple[Ops, Registers]:
     """Copy `part` of the tensor into the buffer, or fill it."""
     source, item = buffer.source, buffer.source.item_bytes
     dims = list(zip(part, buffer.box, buffer.strides, source.strides, strict=True))
-    moves = [Move(last - first, to, 0 if fill else at) for (first, last), _, to, at in dims]
+    moves = [Move(last - first, to, at if fill is None else 0) for (first, last), _, to, at in dims]
     to = sum((first - low) * stride for (first, _), (low, _), stride, _ in dims)
     at = sum(first * stride for (first, _), _, _, stride in dims)
     here = Place(SCRATCH, buffer.offset + item * to)
-    there = here if fill else Place(buffer.number, item * at)
-    return emit_copy(
-        copy_nest(moves, source.dtype), (here, there), target, source.fill if fill else None
-    )
+    there = Place(buffer.number, item * at) if fill is None else here
+    return emit_copy(copy_nest(moves, source.dtype), (here, there), target, fill)
 
 
 def emit_box(
@@ -81,27 +91,46 @@ def emit_box(
     pieces. An input is read into its copy; the output's copy is written back, or with `add`
     combined with what is there by the reduction of `nest`.
     """
-    moves, inner, outer = (box_read if pack.number else box_written)(pack, sizes)
     item = pack.source.item_bytes
+    if pack.number:
+        return emit_read(pack, outside, sizes, target, taken)
+    moves, inner, outer = box_written(pack, sizes)
     here = Place(SCRATCH, pack.offset + item * inner)
     there = Through(outside.pointer, outside.bias + item * outer)
     copy = copy_nest(moves, pack.source.dtype)
     if add:
         copy = replace(copy, accumulate=True, reduction=nest.reduction)
-    return emit_copy(copy, (here, there) if pack.number else (there, here), target, None, taken)
+    return emit_copy(copy, (there, here), target, None, taken)
 
 
-def box_read(pack: Inner, sizes: Mapping[int, int]) -> tuple[list[Move], int, int]:
-    """The moves that fill a copy, and the elements to the first one in it and in the tensor."""
-    moves = []
-    inner = outer = 0
-    for source, dim in zip(pack.source.dims, pack.operand.dims, strict=True):
+def emit_read(
+    pack: Inner, outside: Access, sizes: Mapping[int, int], target: Target, taken: Registers
+) -> tuple[Ops, Registers]:
+    """Code that fills the copy of an input: with what lies in the tensor, and around it."""
+    firsts, extents = [], []
+    for source in pack.source.dims:
         reach = [c * (sizes[axis] - 1) for axis, c in enumerate(source.coefficients)]
-        first = sum(r for r in reach if r < 0)
-        moves.append(Move(sum(map(abs, reach)) + 1, dim.stride, source.stride))
-        inner += (dim.offset + first) * dim.stride
-        outer += first * source.stride
-    return moves, inner, outer
+        firsts.append(sum(r for r in reach if r < 0))
+        extents.append(sum(map(abs, reach)) + 1)
+    inside = tuple(
+        (before, max(before, extent - behind))
+        for extent, (before, behind) in zip(extents, pack.margins, strict=True)
+    )
+
+    def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
+        item, inner, outer, moves = pack.source.item_bytes, 0, 0, []
+        for (low, high), first, dim, source in zip(
+            part, firsts, pack.operand.dims, pack.source.dims, strict=True
+        ):
+            moves.append(Move(high - low, dim.stride, 0 if fill is not None else source.stride))
+            inner += (dim.offset + first + low) * dim.stride
+            outer += (first + low) * source.stride
+        here = Place(SCRATCH, pack.offset + item * inner)
+        there = Through(outside.pointer, outside.bias + item * outer)
+        places = (here, here if fill is not None else there)
+        return emit_copy(copy_nest(moves, pack.source.dtype), places, target, fill, taken)
+
+    return emit_padded(tuple((0, n) for n in extents), inside, pack.source.fill, emit)
 
 
 def box_written(pack: Inner, sizes: Mapping[int, int]) -> tuple[list[Move], int, int]:
