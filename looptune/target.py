@@ -26,7 +26,6 @@ class Target:
     isa: str
     vector_bytes: int
     vector_registers: int
-    general_registers: int = 12
     temporaries: int = 4
     fma: Literal["fused", "relaxed", "none"] = "fused"
     masks: bool = False

@@ -12,7 +12,7 @@ from looptune import workloads
 from looptune.errors import SpecError
 from looptune.ir import Nest
 from looptune.reference import reference
-from looptune.workloads.conv import capsule_conv2d
+from looptune.workloads.capsule import capsule_conv2d
 
 LAYOUTS = {1: ("NCL", "NLC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 

@@ -2,12 +2,10 @@
 
 out[n, o, i] = sum over c, r of x[n, c, stride * i + dilation * r - padding] * w[o, c, r], per
 spatial dimension; what lies outside the image is 0. Axes are written n, (g), o, h, c, r, s, w.
-A transposed convolution is one nest per phase of the stride: each writes every stride-th element.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
@@ -40,13 +38,6 @@ class ConvOptions(Options, total=False):
     """`padding`: a number, one a dimension, (before, after) pairs, "same" or "valid"."""
 
     padding: object  # so many kinds that `pad_pairs` tells them apart
-
-
-class TransposeOptions(Options, total=False):
-    """`padding` crops the result, `output_padding` extends its end, as in torch."""
-
-    padding: Numbers
-    output_padding: Numbers
 
 
 @dataclass(frozen=True)
@@ -93,24 +84,6 @@ def conv2d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Pl
 def conv3d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Plan:
     """`conv2d` over three dimensions, layouts NCDHW and NDHWC."""
     return convolution(3, x_shape, w_shape, **options)
-
-
-def conv_transpose1d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
-    """`conv_transpose2d` over one dimension."""
-    return transposed(1, x_shape, w_shape, **options)
-
-
-def conv_transpose2d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
-    """`torch.nn.functional.conv_transpose2d`; `w_shape` is (in, out / groups, height, width).
-
-    Options as for `conv2d`, and `output_padding`.
-    """
-    return transposed(2, x_shape, w_shape, **options)
-
-
-def conv_transpose3d(x_shape: Shape, w_shape: Shape, **options: Unpack[TransposeOptions]) -> Plan:
-    """`conv_transpose2d` over three dimensions."""
-    return transposed(3, x_shape, w_shape, **options)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
@@ -320,166 +293,3 @@ def direct_nest(shape: Geometry, x: Tensor, w: Tensor, out: Tensor) -> Nest:
         access.operand(out, written),
         (access.operand(x, image), access.operand(w, weights)),
     )
-
-
-def transposed(
-    rank: int,
-    x_shape: Shape,
-    w_shape: Shape,
-    *,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    layout: str | None = None,
-    dtype: str = "float32",
-    strides: Sequence[Shape | None] | None = None,
-    out_strides: Shape | None = None,
-) -> Plan:
-    """The plan of a transposed convolution over `rank` dimensions."""
-    kind = check_dtype(dtype)
-    last = channels_last(rank, layout)
-    x_shape, w_shape = whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape)
-    batch, channels, image = split_shape(x_shape, last)
-    inputs, per_group, kernel = split_shape(w_shape, False)
-    count = check_groups(groups, channels)
-    if inputs != channels:
-        raise SpecError(f"w has {inputs} input channels; x has {channels}")
-    steps, spread = numbers("stride", stride, rank, 1), numbers("dilation", dilation, rank, 1)
-    crop = numbers("padding", padding, rank, 0)
-    extra = numbers("output_padding", output_padding, rank, 0)
-    result = []
-    for dim in range(rank):
-        if extra[dim] >= max(steps[dim], spread[dim]):
-            raise SpecError(
-                f"output_padding={extra[dim]} must be below stride {steps[dim]} or "
-                f"dilation {spread[dim]}"
-            )
-        reach = spread[dim] * (kernel[dim] - 1) + 1
-        size = (image[dim] - 1) * steps[dim] - 2 * crop[dim] + reach + extra[dim]
-        if min(size, kernel[dim], image[dim]) < 1:
-            raise SpecError(
-                f"dimension {SPATIAL[rank - 1][dim]} of the result would have size {size}, "
-                f"from {image[dim]} elements and a kernel of {kernel[dim]}; at least 1 would do"
-            )
-        result.append(size)
-    shape = Geometry(
-        batch, count, channels, per_group * count, image, kernel, tuple(result), steps, spread,
-        crop, last,
-    )  # fmt: skip
-    tensors = conv_tensors(shape, x_shape, w_shape, kind, strides, out_strides)
-    phases = (dim_phases(shape, dim) for dim in range(rank))
-    nests = tuple(phase_nest(shape, combo, *tensors) for combo in itertools.product(*phases))
-    return Plan(nests, tensors[:2], tensors[2])
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Output elements `first`, first + stride, ... (`count` of them) of one dimension.
-
-    Element number i gets taps `tap`, tap + `tap_step`, ... (`taps` of them), tap number t
-    reading x at `start + i - t * back`.
-    """
-
-    first: int
-    count: int
-    tap: int
-    tap_step: int
-    taps: int
-    start: int
-    back: int
-
-
-def dim_phases(shape: Geometry, dim: int) -> list[Phase]:
-    """The phases of one dimension that have elements.
-
-    Output i gets x[j] * w[r] where i + crop = stride * j + dilation * r: for a phase of i the
-    taps r that make it solvable are every (stride / gcd)-th one.
-    """
-    step, spread, kernel = shape.stride[dim], shape.dilation[dim], shape.kernel[dim]
-    crop, size = shape.pads[dim], shape.result[dim]
-    found = []
-    for first in range(min(step, size)):
-        fitting = [r for r in range(kernel) if (first + crop - spread * r) % step == 0]
-        count = -(-(size - first) // step)
-        if not fitting:
-            found.append(Phase(first, count, 0, 1, 0, 0, 0))
-            continue
-        tap_step = fitting[1] - fitting[0] if len(fitting) > 1 else 1
-        start = (first + crop - spread * fitting[0]) // step
-        back = spread * tap_step // step if len(fitting) > 1 else 0
-        found.append(Phase(first, count, fitting[0], tap_step, len(fitting), start, back))
-    return found
-
-
-def phase_nest(shape: Geometry, phases: Sequence[Phase], x: Tensor, w: Tensor, out: Tensor) -> Nest:
-    """The nest of one phase in every dimension; without taps, its sum is empty."""
-    axes = ordered_axes(shape, tuple(p.count for p in phases), tuple(p.taps for p in phases))
-    access = Access(axes)
-    names, taps = SPATIAL[shape.rank - 1], TAPS[shape.rank - 1]
-    per_group, filters = shape.channels // shape.groups, shape.filters // shape.groups
-    reads = [
-        (p.start, {name: 1, tap: -p.back}) for p, name, tap in zip(phases, names, taps, strict=True)
-    ]
-    image = in_layout(shape, (0, {"g": per_group, "c": 1}), reads)
-    weights: list[Place] = [(0, {"g": per_group, "c": 1}), (0, {"o": 1})]
-    weights += [(p.tap, {tap: p.tap_step}) for p, tap in zip(phases, taps, strict=True)]
-    strided = [
-        (p.first, {name: step}) for p, name, step in zip(phases, names, shape.stride, strict=True)
-    ]
-    written = in_layout(shape, (0, {"g": filters, "o": 1}), strided)
-    return Nest(
-        axes,
-        access.operand(out, written),
-        (access.operand(x, image), access.operand(w, weights)),
-    )
-
-
-def capsule_conv2d(
-    x_shape: tuple[int, int, int, int],
-    w_shape: tuple[int, int, int],
-    *,
-    capsule: int,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    dtype: str = "float32",
-) -> Plan:
-    """A convolution of capsules: each channel is a small square matrix (Ansor's CAP workloads).
-
-    `x_shape` is (batch, height, width, in), `w_shape` (height, width, out) of the kernel; x has
-    shape (n, h, w, i, k, c) and w (r, q, k, j, c, o), with i, j and k of size `capsule`:
-    out[n, h, w, i, j, o] = sum over r, q, k, c of x[n, h', w', i, k, c] * w[r, q, k, j, c, o].
-    """
-    kind = check_dtype(dtype)
-    batch, height, width, channels = whole_shape("x", 4, x_shape)
-    rows, columns, filters = whole_shape("w", 3, w_shape)
-    size = whole_number("capsule", capsule, 1)
-    steps, pads = numbers("stride", stride, 2, 1), numbers("padding", padding, 2, 0)
-    sizes = [
-        (n + 2 * pad - tap) // step + 1
-        for n, tap, step, pad in zip((height, width), (rows, columns), steps, pads, strict=True)
-    ]
-    if min(sizes) < 1:
-        raise SpecError(f"the kernel {rows}x{columns} is larger than the padded image")
-    extents = {
-        "n": batch, "h": sizes[0], "w": sizes[1], "i": size, "j": size,
-        "r": rows, "q": columns, "k": size, "c": channels, "o": filters,
-    }  # fmt: skip
-    axes = tuple(Axis(name, extent, name in "rqkc") for name, extent in extents.items())
-    shapes = {
-        "x": (batch, height, width, size, size, channels),
-        "w": (rows, columns, size, size, channels, filters),
-        "out": (batch, *sizes, size, size, filters),
-    }
-    tensors = [Tensor(name, kind, shape, contiguous(shape)) for name, shape in shapes.items()]
-    access = Access(axes)
-    unit = {name: (0, {name: 1}) for name in extents}
-    reads: list[Place] = [
-        (-pads[0], {"h": steps[0], "r": 1}),
-        (-pads[1], {"w": steps[1], "q": 1}),
-    ]
-    x = access.operand(tensors[0], [unit["n"], *reads, unit["i"], unit["k"], unit["c"]])
-    w = access.operand(tensors[1], [unit[name] for name in "rqkjco"])
-    out = access.operand(tensors[2], [unit[name] for name in "nhwijo"])
-    return Plan((Nest(axes, out, (x, w)),), (tensors[0], tensors[1]), tensors[2])

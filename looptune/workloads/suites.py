@@ -19,9 +19,11 @@ from typing import Any
 
 from looptune.errors import SpecError, UnsupportedError
 from looptune.ir import Plan
-from looptune.workloads.conv import capsule_conv2d, conv1d, conv2d, conv3d, conv_transpose2d
+from looptune.workloads.capsule import capsule_conv2d
+from looptune.workloads.conv import conv1d, conv2d, conv3d
 from looptune.workloads.einsum import check_dtype, einsum
 from looptune.workloads.matmul import batched_matmul, matmul
+from looptune.workloads.transposed import conv_transpose2d
 
 Record = Mapping[str, Any]
 LOOPTUNE_SIZES = range(64, 257, 16)
