@@ -30,7 +30,7 @@ def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
     if best is None:
         return schedule
     schedule = vectorize(schedule, best.vector)
-    return share(arrange(schedule, target, best), threads)
+    return share(arrange(schedule, target, best, threads), threads)
 
 
 def cheapest(nest: Nest, target: Target) -> Candidate | None:
@@ -131,7 +131,7 @@ def row_counts(extent: int, most: int) -> list[int]:
     return sorted({n for n in (*range(max(2, top - 2), top + 1), *exact[-2:]) if n > 1})
 
 
-def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:
+def arrange(schedule: Schedule, target: Target, option: Candidate, threads: int = 1) -> Schedule:
     """Cut the tile, order all loops and put the packs where their panels are used.
 
     Outermost are the axes that panels depend on and the tiles along the vector axis, then the
@@ -143,7 +143,7 @@ def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:
         if 1 < size < nest.axes[axis].extent:
             schedule = split(schedule, at, size)
     if option.sweep:
-        schedule = cut_sweep(schedule)
+        schedule = cut_sweep(schedule, option, threads)
     else:
         schedule = unroll_innermost(schedule, target, tile)
     tiled = {axis for axis, size in tile.items() if size >= nest.axes[axis].extent}
@@ -166,6 +166,8 @@ def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:
         inner = loop.axis in tiled or (loop.axis in tile and loop.step == 1)
         if inner:
             return (5, float(loop.axis == schedule.vector), at)
+        if option.sweep and loop.step > tile.get(loop.axis, 1):
+            return (-1, 0.0, at)
         if loop.axis in around:
             return (1 if loop.axis == schedule.vector else 0, -streamed[loop.axis], at)
         return (2, -streamed[loop.axis], at)
@@ -175,13 +177,16 @@ def arrange(schedule: Schedule, target: Target, option: Candidate) -> Schedule:
     return with_packs(reorder(schedule, order), option, *counts)
 
 
-def cut_sweep(schedule: Schedule) -> Schedule:
-    """Split the longest reduction, so that a few of its steps are done at a time."""
+def cut_sweep(schedule: Schedule, option: Candidate, threads: int) -> Schedule:
+    """Split the longest reduction, so that a few of its steps are done at a time, and the vector
+    axis into one long stretch for each thread."""
     nest = schedule.nest
     axis = max(nest.reductions, key=lambda a: nest.axes[a].extent)
-    if nest.axes[axis].extent <= SWEEP_STEPS:
-        return schedule
-    return split(schedule, position(schedule, axis), SWEEP_STEPS)
+    if nest.axes[axis].extent > SWEEP_STEPS:
+        schedule = split(schedule, position(schedule, axis), SWEEP_STEPS)
+    at = position(schedule, option.vector)
+    stretch = -(-schedule.trips(at) // threads)
+    return split(schedule, at, stretch) if threads > 1 and stretch > 1 else schedule
 
 
 def with_packs(schedule: Schedule, option: Candidate, panels: int, tiles: int) -> Schedule:

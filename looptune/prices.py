@@ -171,7 +171,8 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
         again = math.prod(extent for _, extent in moved)
     rows = [(stride, extent) for stride, extent in moved if stride >= LINE_BYTES]
     along = operand.stride_of(vector) != 0
-    line = LINE_APART + (0.0 if along else far)
+    reused = any(nest.axes[a].extent > 1 and not operand.stride_of(a) for a in nest.spatial)
+    line = LINE_APART + (0.0 if along and reused else far)
     pages = math.prod(max(1.0, extent * min(1.0, stride / PAGE_BYTES)) for stride, extent in rows)
     miss = 0.0
     if rows and pages > TLB_PAGES:

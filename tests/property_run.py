@@ -37,6 +37,7 @@ from looptune.lower import lower
 from looptune.program import Program, walk
 from looptune.target import TARGETS, Target
 
+INTERPRETED_SCRATCH = 1 << 19
 SILENCE_SECONDS = 60  # far beyond any case: a kernel that loops for ever is killed
 
 
@@ -87,7 +88,8 @@ def check_case(seed: int, target: Target, interpret_too: bool) -> list[str]:
     if runs(target):
         results.append(run(case, native(programs, chunks)))
         tags.append(f"machine code {target.name}")
-    if interpret_too:
+    # A copy of a million elements takes the interpreter minutes.
+    if interpret_too and programs[-1].scratch_bytes <= INTERPRETED_SCRATCH:
         results += [run(case, interpreted(each, chunks)) for each in (programs, raw)]
         tags.append(f"interpreter {target.name}")
     if programs[-1].trips > 1 and not case.nest.accumulate:
