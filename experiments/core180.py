@@ -41,13 +41,12 @@ CLASSES = {
 }  # fmt: skip
 
 
-def best_peer(row: dict[str, Any]) -> tuple[float, float] | None:
+def best_peer(row: dict[str, Any], flops: int) -> tuple[float, float] | None:
     """Our speed over the best peer's, and the microseconds of that peer; None without peers."""
     if not row["peers"]:
         return None
     ratio = min(peer["ratio"] for peer in row["peers"].values())
     gflops = max(peer["gflops"] for peer in row["peers"].values())
-    flops = {workload.id: workload.flops for workload in load("core")}[row["id"]]
     return ratio, flops / gflops / 1e3 if gflops else 0.0
 
 
@@ -57,8 +56,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     kinds = {kind: name for name, kinds in CLASSES.items() for kind in kinds}
     ratios: dict[str, list[tuple[float, str]]] = defaultdict(list)
     short: dict[str, list[float]] = defaultdict(list)
+    flops = {workload.id: workload.flops for workload in load("core")}
     for row in rows:
-        peer = best_peer(row)
+        peer = best_peer(row, flops[row["id"]])
         if peer is None:
             continue
         name = kinds[row["kind"]]

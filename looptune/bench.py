@@ -31,7 +31,7 @@ from looptune.reference import verify
 from looptune.runtime.call import call_path
 from looptune.target import Target
 from looptune.tune import optimize
-from looptune.workloads.suites import PLANS, Workload
+from looptune.workloads.suites import PLANS, Workload, tupled
 
 CONVOLUTIONS = {kind for kind in PLANS if "conv" in kind and "capsule" not in kind}
 Arrays = dict[str, np.ndarray]
@@ -177,8 +177,8 @@ def torch_convolution(workload: Workload, inputs: Sequence[Any], moved: bool = F
     padding = padding * (rank // len(padding))
     flat = [side for pair in reversed(padding) for side in pair]
     options = {
-        "stride": plain_number(shape["stride"]),
-        "dilation": plain_number(shape.get("dilation", 1)),
+        "stride": tupled(shape["stride"]),
+        "dilation": tupled(shape.get("dilation", 1)),
         "groups": shape.get("groups", 1),
     }
     before = [pair[0] for pair in padding]
@@ -189,11 +189,6 @@ def torch_convolution(workload: Workload, inputs: Sequence[Any], moved: bool = F
     if all(first == last for first, last in padding):
         return lambda: call(image, weights, padding=before, **options)
     return lambda: call(functional.pad(image, flat), weights, **options)
-
-
-def plain_number(value: Any) -> Any:
-    """A JSON number or list as torch takes it."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 PEERS: dict[str, Callable[[Workload, Plan, Arrays], Call]] = {

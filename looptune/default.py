@@ -211,8 +211,7 @@ def padded_in(schedule: Schedule, operand: Operand) -> int:
     One plane of an image at a time stays in cache where the whole padded copy would not.
     """
     nest = schedule.nest
-    dims = zip(operand.dims, operand.overhang(nest.axes), strict=True)
-    beyond = [dim for dim, margins in dims if any(margins)]
+    beyond = operand.padded_dims(nest.axes)
     count = 0
     for at, loop in enumerate(schedule.loops):
         if any(dim.coefficients[loop.axis] for dim in beyond) and schedule.trips(at) > 1:

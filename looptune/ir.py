@@ -133,11 +133,16 @@ class Operand:
             found.append((max(0, -low), max(0, high - dim.size + 1)))
         return tuple(found)
 
+    def padded_dims(self, axes: tuple[Axis, ...]) -> tuple[Dim, ...]:
+        """The dimensions that the access reaches beyond."""
+        dims = zip(self.dims, self.overhang(axes), strict=True)
+        return tuple(dim for dim, margins in dims if any(margins))
+
     def needs_fill(self, axes: tuple[Axis, ...]) -> bool:
         """Whether some point of the iteration space reads outside the tensor."""
         if any(axis.extent == 0 for axis in axes):
             return False
-        return any(low or high for low, high in self.overhang(axes))
+        return bool(self.padded_dims(axes))
 
 
 @dataclass(frozen=True)

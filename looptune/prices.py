@@ -18,7 +18,7 @@ from looptune.lower.form import register_budget
 from looptune.target import Target
 
 # Cycles, by which candidates are compared. Each was fitted to the order that measured kernels of
-# the looptune-test and core suites came in on two machines, not to their times.
+# the looptune-test and core suites came in on one AVX-512 machine, not to their times.
 ROW_SWITCH = 6.0  # another row of a tile: a stream more to follow from tile to tile
 TILE_OVERHEAD = 15.0  # loop control, switches and first-load latency of a tile
 LINE_NEAR = 1.0  # a 64-byte line from the second-level cache, in sequence

@@ -99,11 +99,10 @@ class Schedule:
         if isinstance(pack.at, str):
             return True
         operand, axes = self.nest.operands[pack.operand], self.nest.axes
-        beyond = [
-            dim for dim, over in zip(operand.dims, operand.overhang(axes), strict=True) if any(over)
-        ]
         outside = {self.loops[at].axis for at in range(pack.at + 1) if self.trips(at) > 1}
-        return not any(dim.coefficients[axis] for dim in beyond for axis in outside)
+        return not any(
+            dim.coefficients[axis] for dim in operand.padded_dims(axes) for axis in outside
+        )
 
     def range_below(self, at: int) -> int:
         """Most elements of its axis that one run of loop `at` walks over."""

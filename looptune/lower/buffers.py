@@ -72,7 +72,6 @@ class Inner:
 
     depth: int
     number: int
-    order: tuple[int, ...]
     source: Operand
     operand: Operand
     offset: int
@@ -190,7 +189,7 @@ def inner_pack(
     strides = strides_in(pack.order, tuple(dim.size for dim in dims))
     dims = tuple(replace(dim, stride=step) for dim, step in zip(dims, strides, strict=True))
     copy = replace(source, dims=dims)
-    return Inner(depth, pack.operand, pack.order, source, copy, offset, margins)
+    return Inner(depth, pack.operand, source, copy, offset, margins)
 
 
 def read_dim(dim: Dim, extents: Mapping[int, int]) -> Dim:

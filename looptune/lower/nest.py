@@ -183,7 +183,7 @@ def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops
     if any(pack.depth == at for pack, _ in frame.packs):
         return with_packs(frame, at, extents, flag)
     if at == form.scope:
-        return tile_switch(frame, form.tile, extents, flag), Registers()
+        return specialised(form.tile, extents, lambda e: tile_code(frame, e, flag)), Registers()
     loop = form.loops[at]
     scalars = frame.scalars_of(at)
     counter, current, visited = scalars[:3]
@@ -247,7 +247,8 @@ def copied_box(
         used |= more
         return ops
 
-    def make(sizes: Mapping[int, int]) -> Ops:
+    def make(extents: Extents) -> Ops:
+        sizes = {axis: values_of(extent)[0] for axis, extent in extents.items()}
         if pack.number:
             return copy(sizes, False)
         match flag:
@@ -258,20 +259,18 @@ def copied_box(
 
     dims = pack.source.dims
     axes = tuple(axis for axis in extents if any(dim.coefficients[axis] for dim in dims))
-    ops = box_switch(axes, extents, make)
+    ops = specialised(axes, extents, make)
     return ops, used
 
 
-def box_switch(
-    axes: tuple[int, ...], extents: Extents, make: Callable[[Mapping[int, int]], Ops]
-) -> Ops:
-    """`make` for the extents of a box, chosen at run time where some of `axes` must be."""
+def specialised(axes: tuple[int, ...], extents: Extents, make: Callable[[Extents], Ops]) -> Ops:
+    """`make` for extents that are static along `axes`, chosen at run time where they vary."""
     for axis in axes:
         extent = extents[axis]
         if not isinstance(extent, int):
-            cases = ((v, box_switch(axes, {**extents, axis: v}, make)) for v in extent.values)
+            cases = ((v, specialised(axes, {**extents, axis: v}, make)) for v in extent.values)
             return (Switch(extent.scalar, tuple(Case(v, ops) for v, ops in cases)),)
-    return make({axis: values_of(extent)[0] for axis, extent in extents.items()})
+    return make(extents)
 
 
 def values_of(extent: Extent) -> tuple[int, ...]:
@@ -325,28 +324,10 @@ def shared_loop(frame: Frame, loop: ScheduleLoop, at: int, work: Ops) -> Ops:
     )
 
 
-def switch(extent: Extent, make: Callable[[int], Ops]) -> Ops:
-    """`make(value)` for the value the extent has, chosen at run time where it must be."""
-    if isinstance(extent, int):
-        return make(extent)
-    return (Switch(extent.scalar, tuple(Case(v, make(v)) for v in extent.values)),)
-
-
-def tile_switch(frame: Frame, axes: tuple[int, ...], extents: Extents, flag: Flag) -> Ops:
-    """Specialise the register tile over the range sets of its spatial axes."""
-    if not axes:
-        return tile_code(frame, extents, flag)
-    axis, *rest = axes
-    return switch(
-        extents[axis],
-        lambda value: tile_switch(frame, tuple(rest), {**extents, axis: value}, flag),
-    )
-
-
 def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
     """One register tile: start, all reductions inside the scope, store."""
     form = frame.form
-    static = {axis: extent for axis, extent in extents.items() if isinstance(extent, int)}
+    static = static_extents(extents)
     if frame.constant is not None:
         tile = make_tile(form, frame.accesses, static, 1)
         return (*(Const(r, frame.constant) for r in range(tile.count)), *finish(tile))
@@ -361,6 +342,11 @@ def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
     if form.reduces_lanes:
         ops = (*ops, *across_lanes(tile), *visit(flag, (), tuple(add_old(tile))))
     return (*ops, *finish(tile))
+
+
+def static_extents(extents: Extents) -> dict[int, int]:
+    """Those of the extents that are known when code is made."""
+    return {axis: extent for axis, extent in extents.items() if isinstance(extent, int)}
 
 
 def full_terms(form: Form, extents: Extents) -> int:
@@ -382,7 +368,7 @@ def rolled_loop(frame: Frame, tile: Tile, number: int, extents: Extents) -> Ops:
     """Reduction loop number `number` around the accumulators, or the body inside all of them."""
     form = frame.form
     if number == len(form.rolled):
-        return unrolled_switch(tile, body_axes(form), extents)
+        return specialised(body_axes(form), extents, lambda e: body(tile, static_extents(e)))
     loop = form.rolled[number]
     scalars = frame.scalars_of(form.scope + number)
     inputs = frame.accesses[1:]
@@ -424,13 +410,3 @@ def body_axes(form: Form) -> tuple[int, ...]:
     if form.reduces_lanes and form.vector is not None:
         axes.append(form.vector)
     return tuple(dict.fromkeys(axes))
-
-
-def unrolled_switch(tile: Tile, axes: tuple[int, ...], extents: Extents) -> Ops:
-    """The straight-line body, specialised over the dynamic ranges of the axes it unrolls."""
-    for axis in axes:
-        extent = extents[axis]
-        if not isinstance(extent, int):
-            cases = ((v, unrolled_switch(tile, axes, {**extents, axis: v})) for v in extent.values)
-            return (Switch(extent.scalar, tuple(Case(v, ops) for v, ops in cases)),)
-    return body(tile, {axis: extent for axis, extent in extents.items() if isinstance(extent, int)})

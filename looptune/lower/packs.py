@@ -91,16 +91,13 @@ def emit_box(
     pieces. An input is read into its copy; the output's copy is written back, or with `add`
     combined with what is there by the reduction of `nest`.
     """
-    item = pack.source.item_bytes
     if pack.number:
         return emit_read(pack, outside, sizes, target, taken)
-    moves, inner, outer = box_written(pack, sizes)
-    here = Place(SCRATCH, pack.offset + item * inner)
-    there = Through(outside.pointer, outside.bias + item * outer)
-    copy = copy_nest(moves, pack.source.dtype)
+    copy = copy_nest(moves_back(pack, sizes), pack.source.dtype)
     if add:
         copy = replace(copy, accumulate=True, reduction=nest.reduction)
-    return emit_copy(copy, (there, here), target, None, taken)
+    places = (Through(outside.pointer, outside.bias), Place(SCRATCH, pack.offset))
+    return emit_copy(copy, places, target, None, taken)
 
 
 def emit_read(
@@ -133,14 +130,14 @@ def emit_read(
     return emit_padded(tuple((0, n) for n in extents), inside, pack.source.fill, emit)
 
 
-def box_written(pack: Inner, sizes: Mapping[int, int]) -> tuple[list[Move], int, int]:
-    """The moves that write a copy back, and the elements to the first one in it and outside."""
+def moves_back(pack: Inner, sizes: Mapping[int, int]) -> list[Move]:
+    """The moves that write a copy back, from where every axis is at the start of its piece."""
     moves = []
     for source, dim in zip(pack.source.dims, pack.operand.dims, strict=True):
         moved = [a for a, c in enumerate(source.coefficients) if c and sizes[a] > 1]
         step = source.coefficients[moved[0]] if moved else 0
         moves.append(Move(sizes[moved[0]] if moved else 1, step * source.stride, dim.stride))
-    return moves, 0, 0
+    return moves
 
 
 def copy_nest(moves: Iterable[Move], dtype: DType) -> Nest:

@@ -161,6 +161,14 @@ def check_groups(groups: object, *channels: int) -> int:
     return count
 
 
+def shapes_of(
+    rank: int, x_shape: Shape, w_shape: Shape, layout: str | None
+) -> tuple[Shape, Shape, bool]:
+    """Checked shapes of x and w, and whether the channels are last."""
+    last = channels_last(rank, layout)
+    return whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape), last
+
+
 def convolution(
     rank: int,
     x_shape: Shape,
@@ -177,8 +185,7 @@ def convolution(
 ) -> Plan:
     """The plan of a convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
-    last = channels_last(rank, layout)
-    x_shape, w_shape = whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape)
+    x_shape, w_shape, last = shapes_of(rank, x_shape, w_shape, layout)
     batch, channels, image = split_shape(x_shape, last)
     filters, depth, kernel = split_shape(w_shape, False)
     count = check_groups(groups, channels, filters)

@@ -190,9 +190,9 @@ def conv_plan(record: Record, transpose: bool = False) -> Plan:
     last = layout is not None and layout.endswith("C")
     x = (batch, *image, channels) if last else (batch, channels, *image)
     options = {
-        "stride": plain(shape["stride"]),
-        "padding": plain(shape["padding"]),
-        "dilation": plain(shape.get("dilation", 1)),
+        "stride": tupled(shape["stride"]),
+        "padding": tupled(shape["padding"]),
+        "dilation": tupled(shape.get("dilation", 1)),
         "groups": groups,
         "layout": layout,
         "dtype": record["dtype"],
@@ -203,9 +203,9 @@ def conv_plan(record: Record, transpose: bool = False) -> Plan:
     return build(x, (filters, channels // groups, *kernel), **options)
 
 
-def plain(value: Any) -> Any:
+def tupled(value: Any) -> Any:
     """JSON's lists as tuples."""
-    return tuple(map(plain, value)) if isinstance(value, list) else value
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def capsule_plan(record: Record) -> Plan:
@@ -218,8 +218,8 @@ def capsule_plan(record: Record) -> Plan:
         (shape["N"], shape["H"], shape["W"], shape["CI"]),
         (shape["R"], shape["S"], shape["CO"]),
         capsule=shape["capsule"],
-        stride=plain(shape["stride"]),
-        padding=plain(shape["padding"]),
+        stride=tupled(shape["stride"]),
+        padding=tupled(shape["padding"]),
         dtype=record["dtype"],
     )
 

@@ -20,14 +20,13 @@ from looptune.workloads.conv import (
     Numbers,
     Options,
     Place,
-    channels_last,
     check_groups,
     conv_tensors,
     in_layout,
     numbers,
     ordered_axes,
+    shapes_of,
     split_shape,
-    whole_shape,
 )
 from looptune.workloads.einsum import Shape, check_dtype
 
@@ -74,8 +73,7 @@ def transposed(
 ) -> Plan:
     """The plan of a transposed convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
-    last = channels_last(rank, layout)
-    x_shape, w_shape = whole_shape("x", rank + 2, x_shape), whole_shape("w", rank + 2, w_shape)
+    x_shape, w_shape, last = shapes_of(rank, x_shape, w_shape, layout)
     batch, channels, image = split_shape(x_shape, last)
     inputs, per_group, kernel = split_shape(w_shape, False)
     count = check_groups(groups, channels)
