@@ -14,14 +14,16 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from looptune.dtypes import ARGUMENTS, is_whole
 from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from looptune.host import thread_count
-from looptune.ir import ITEM_BYTES, Plan
+from looptune.ir import Plan
 from looptune.runtime.call import as_array, is_tensor, like
 from looptune.runtime.kernel import Kernel
 from looptune.tune import optimize
 from looptune.workloads import conv2d as conv2d_plan
 from looptune.workloads import einsum as einsum_plan
+from looptune.workloads import fuse
 
 CACHE_SIZE = 512
 
@@ -77,9 +79,9 @@ def common_arrays(operands: Sequence[object]) -> list[np.ndarray]:
         dtype = np.result_type(*arrays)
     except np.exceptions.DTypePromotionError:
         dtype = np.dtype(object)
-    if dtype.name not in ITEM_BYTES:
+    if dtype.name not in ARGUMENTS:
         raise UnsupportedError(
-            f"operands of {[a.dtype.name for a in arrays]}: {sorted(ITEM_BYTES)} are supported"
+            f"operands of {[a.dtype.name for a in arrays]}: {sorted(ARGUMENTS)} are supported"
         )
     native = dtype.newbyteorder("=")
     return [aligned(array if array.dtype == native else array.astype(native)) for array in arrays]
@@ -146,7 +148,8 @@ def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
     """Whether a kernel can write `out` directly."""
     whole = all(stride % out.itemsize == 0 for stride in out.strides)
     distinct = all(s for s, n in zip(out.strides, out.shape, strict=True) if n > 1)
-    return bool(out.dtype == like_array.dtype and out.flags.aligned and whole and distinct)
+    wanted = np.dtype("int32") if is_whole(like_array.dtype.name) else like_array.dtype  # type: ignore[arg-type]
+    return bool(out.dtype == wanted and out.flags.aligned and whole and distinct)
 
 
 def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
@@ -229,11 +232,10 @@ def conv2d(
     if offsets:
         if offsets[0].shape != weights.shape[:1]:
             raise ArgumentError(f"bias has shape {offsets[0].shape}; {weights.shape[:1]} would do")
-        if place is not None and np.may_share_memory(place, offsets[0]):
-            offsets[0] = offsets[0].copy()
+        offsets = [np.ascontiguousarray(offsets[0])]
 
     def make(out_strides: tuple[int, ...] | None) -> Plan:
-        return conv2d_plan(
+        plan = conv2d_plan(
             image.shape,
             weights.shape,
             stride=stride,
@@ -245,9 +247,8 @@ def conv2d(
             strides=[element_strides(image), element_strides(weights)],
             out_strides=out_strides,
         )
+        return fuse(plan, "bias") if offsets else plan
 
     key = ("conv2d", *map(repr, (stride, padding, dilation, groups, layout)))
-    result = run_plan(key, make, (image, weights), place, threads)
-    if offsets:
-        result += offsets[0] if layout == "NHWC" else offsets[0].reshape((-1, 1, 1))
+    result = run_plan(key, make, (image, weights, *offsets), place, threads)
     return out if out is not None else like(x, result)

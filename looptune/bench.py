@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from looptune.dtypes import poison
 from looptune.errors import LooptuneError, UnsupportedError, VerificationError
 from looptune.host import fingerprint
 from looptune.ir import Nest, Operand, Plan
@@ -108,7 +109,9 @@ def axis_of(coefficients: tuple[int, ...]) -> int:
 
 
 def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
-    """NumPy's best way for a contraction; convolutions it has none for."""
+    """NumPy's best way for a contraction; it has none for convolutions and what follows one, and
+    none that accumulates in a wider type."""
+    refuse_unlike(plan, "NumPy", ("float32", "float64"))
     sides = matrix_views(plan.nests[0], arrays) if len(plan.nests) == 1 else None
     if sides:
         left, right, result = sides
@@ -123,10 +126,17 @@ def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     return lambda: np.einsum(plan.spec, *inputs, out=out, optimize=path)
 
 
+def refuse_unlike(plan: Plan, peer: str, dtypes: Sequence[str]) -> None:
+    """Raise `UnsupportedError` for a plan that a peer has no one call for."""
+    if plan.dtype not in dtypes or any(nest.epilogue for nest in plan.nests):
+        raise UnsupportedError(f"{peer} has no one call for {plan.dtype} or for an epilogue")
+
+
 def torch_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     """Torch's way: `matmul` into views, `einsum`, or its convolution."""
     import torch
 
+    refuse_unlike(plan, "torch", ("float32", "float64"))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs = [tensors[tensor.name] for tensor in plan.inputs]
     if workload.kind in CONVOLUTIONS:
@@ -208,7 +218,7 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
     arrays = random_arrays(plan)
     out = arrays[plan.output.name]
     inputs = [arrays[tensor.name] for tensor in plan.inputs]
-    out[...] = np.nan
+    out[...] = poison(plan.dtype)
     kernel(*inputs, out=out)
     error = ""
     try:

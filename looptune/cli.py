@@ -22,6 +22,7 @@ import numpy as np
 
 import looptune
 from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
+from looptune.dtypes import ARGUMENTS
 from looptune.errors import LooptuneError, SpecError, UnsupportedError
 from looptune.host import fingerprint, host_isas, host_target, thread_count
 from looptune.ir import Plan
@@ -39,7 +40,7 @@ from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
 from looptune.target import TARGETS
 from looptune.tune import STRATEGIES, optimize
-from looptune.workloads import batched_matmul, conv2d, einsum, gemv, matmul
+from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
 from looptune.workloads.suites import Workload, load
 
 SHOWN = ("tree", "program", "asm", "explain")
@@ -124,7 +125,9 @@ def output_options() -> argparse.ArgumentParser:
 def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.ArgumentParser]) -> None:
     """The workloads that `optimize` and `show` take, each with the job's options."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    common.add_argument("--dtype", choices=ARGUMENTS, default="float32")
+    help_text = 'what follows, as in "bias,relu": see looptune.workloads.fuse'
+    common.add_argument("--epilogue", default=None, help=help_text)
     parents = [common, target_option(), *parents]
     kinds = job.add_subparsers(dest="kind", required=True, metavar="WORKLOAD")
 
@@ -155,7 +158,13 @@ def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.Argum
 
 
 def workload_plan(args: argparse.Namespace) -> Plan:
-    """The plan that the command line describes."""
+    """The plan that the command line describes, with its epilogue."""
+    plan = contraction_plan(args)
+    return plan if args.epilogue is None else fuse(plan, args.epilogue)
+
+
+def contraction_plan(args: argparse.Namespace) -> Plan:
+    """The plan that the command line describes, without an epilogue."""
     if args.kind == "matmul":
         flags = {"trans_a": args.trans_a, "trans_b": args.trans_b, "dtype": args.dtype}
         if args.batch is not None:

@@ -21,9 +21,10 @@ from looptune.target import Target, target_named
 
 # The flags of /proc/cpuinfo that an instruction set needs; the kernel drops those it disables.
 FLAGS = {
-    "avx2": {"avx2", "fma"},
-    "avx512": {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
 }
+DOT_FLAGS = {"avx2": "avx_vnni", "avx512": "avx512_vnni"}  # products of pairs, added to a sum
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -76,13 +77,20 @@ def host_isas(cpuinfo: str | None = None) -> tuple[str, ...]:
     return tuple(isa for isa, needed in FLAGS.items() if needed <= flags)
 
 
+def has_dot(isa: str, cpuinfo: str | None = None) -> bool:
+    """Whether this machine multiplies pairs of int16 and adds them to a sum in one instruction."""
+    flags = field_of(cpu_text() if cpuinfo is None else cpuinfo, "flags").split()
+    return DOT_FLAGS.get(isa) in flags
+
+
 def runs(target: Target) -> bool:
     """Whether this machine runs kernels for `target`."""
-    return target.isa in host_isas()
+    return target.isa in host_isas() and (not target.dot or has_dot(target.isa))
 
 
 def host_target(name: str | None = None) -> Target:
-    """The target called `name`, or LOOPTUNE_ISA, or the widest; with this machine's caches.
+    """The target called `name`, or LOOPTUNE_ISA, or the widest; with this machine's caches and
+    what it adds to the instruction set.
 
     Raises `UnsupportedHostError` if the machine does not run it, `UnsupportedError` if there is
     no such target.
@@ -95,7 +103,7 @@ def host_target(name: str | None = None) -> Target:
             f"this machine runs {list(isas) or 'no supported instruction set'}, not "
             f"{target.isa}; kernels for {target.name} can be made (target=...) and read, not run"
         )
-    return replace(target, cache_bytes=cache_sizes())
+    return replace(target, cache_bytes=cache_sizes(), dot=has_dot(target.isa))
 
 
 @lru_cache(maxsize=1)

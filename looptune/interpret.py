@@ -1,7 +1,8 @@
 """The second oracle: runs a Program of any target on any host, every access checked.
 
 A pointer is an operand number and a byte offset, and an access must hit elements of that operand:
-not the gaps of a strided view, not its neighbours. What is not yet written reads as NaN; an unset
+not the gaps of a strided view, not its neighbours. What is not yet written reads as NaN (as the
+least whole number in Programs of those); an unset
 scalar or pointer, a write to an input and a register that its operation calls free but that is
 still wanted (it is filled with NaN) all show. If this and machine code disagree, the encoding is
 wrong; if both disagree with `looptune.reference`, the lowering is.
@@ -19,8 +20,8 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
+from looptune.dtypes import ITEM_BYTES, DType, is_whole, numpy_dtype, poison
 from looptune.errors import InterpretError
-from looptune.ir import ITEM_BYTES
 from looptune.program import (
     BEGIN,
     END,
@@ -28,31 +29,37 @@ from looptune.program import (
     Add,
     Advance,
     Base,
+    Bound,
     Const,
     Control,
     Copy,
+    Div,
     Evens,
     Extract,
     Extremum,
     Fma,
     FmaLoad,
     FmaSplat,
+    Format,
     Gather,
+    GatherAs,
     IfZero,
     Insert,
     Keep,
     Load,
+    LoadAs,
     LoadLane,
     LoadMask,
     Loop,
-    MachineOp,
     MaskedLoad,
     Min,
     Move,
     Mul,
+    MulPairs,
     Op,
     Pick,
     PointerOp,
+    Power,
     Prefetch,
     Program,
     Reduce,
@@ -61,15 +68,19 @@ from looptune.program import (
     ScalarOp,
     Scale,
     Scatter,
+    ScatterAs,
     Set,
     Shuffle,
     Splat,
+    SplatAs,
     Step,
     Store,
+    StoreAs,
     StoreLane,
     Subtract,
     Switch,
     While,
+    WithConst,
     Zip,
     walk,
 )
@@ -78,7 +89,11 @@ PART_BYTES = 16
 MAX_TRIPS = 10_000_000  # a wrong loop must end
 REGISTERS = frozenset("dst src a b scratch mask pointer scalar counter".split())  # field names
 REDUCE = {"add": np.add, "max": np.maximum, "min": np.minimum}
+IN_MEMORY: dict[Format, DType] = {
+    "float16": "float16", "bfloat16": "bfloat16", "int8": "int8", "int8_pair": "int8",
+}  # fmt: skip
 
+LaneOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens
 Chunks = Callable[[int], Iterable[tuple[int, int]]]
 
 
@@ -111,6 +126,11 @@ class State:
     pointers: list[Pointer | None]
     vectors: np.ndarray
     trips: int = 0
+
+    @property
+    def junk(self) -> float:
+        """What a register holds that nothing wanted has been written to."""
+        return poison(self.program.dtype)
 
 
 def whole(trips: int) -> Iterable[tuple[int, int]]:
@@ -172,7 +192,8 @@ def cells_of(array: np.ndarray) -> tuple[np.ndarray, Cells]:
         index += steps.reshape([-1 if axis == other else 1 for other in range(array.ndim)])
     first = int(index.min(initial=0))
     index -= first
-    values = np.full(int(index.max(initial=-1)) + 1, np.nan, array.dtype)
+    junk = np.iinfo(array.dtype).min if array.dtype.kind == "i" else np.nan
+    values = np.full(int(index.max(initial=-1)) + 1, junk, array.dtype)
     values[index] = array
     legal = np.zeros(len(values), bool)
     legal[index] = True
@@ -191,14 +212,15 @@ def scratch_of(programs: Sequence[Program]) -> Cells:
     """Scratch for all the Programs, holding NaN."""
     size = max((p.scratch_bytes // ITEM_BYTES[p.dtype] for p in programs), default=0)
     dtype = programs[0].dtype if programs else "float32"
-    return Cells(np.full(size, np.nan, dtype), runs_of(np.ones(size, bool)), 0)
+    return Cells(np.full(size, poison(dtype), dtype), runs_of(np.ones(size, bool)), 0)
 
 
 def run(program: Program, memory: dict[int, Cells], begin: int, end: int) -> None:
     """One call of a Program."""
     scalars: list[int | Pointer | None] = [None] * program.scalars
     scalars[BEGIN], scalars[END] = begin, end
-    vectors = np.full((program.target.vector_registers, program.lanes), np.nan, program.dtype)
+    shape = (program.target.vector_registers, program.lanes)
+    vectors = np.full(shape, poison(program.dtype), program.dtype)
     state = State(program, memory, scalars, [None] * program.pointers, vectors)
     run_body(state, program.body)
 
@@ -219,8 +241,12 @@ def run_op(state: State, op: Op) -> None:
             run_fma(state, op)
         case Load() | Splat() | Gather() | Store() | Scatter() | Prefetch():
             run_memory(state, op)
+        case LoadAs() | SplatAs() | GatherAs() | StoreAs() | ScatterAs():
+            run_converted(state, op)
         case Const() | Move() | Add() | Mul() | Extremum() | Keep() | Reduce():
             run_arithmetic(state, op)
+        case Div() | Bound() | WithConst() | Power() | MulPairs():
+            run_function(state, op)
         case Zip() | Pick():
             run_permutation(state, op)
         case Set() | Copy() | Min() | Scale() | Subtract():
@@ -229,12 +255,8 @@ def run_op(state: State, op: Op) -> None:
             run_pointer(state, op)
         case Loop() | While() | Switch() | IfZero():
             run_control(state, op)
-        case LoadMask() | MaskedLoad() | LoadLane() | StoreLane():
-            run_machine(state, op)
-        case Extract() | Insert() | Shuffle() | Evens():
-            run_machine(state, op)
         case _:
-            assert_never(op)
+            run_machine(state, op)
 
 
 def scalar(state: State, number: int, op: Op) -> int:
@@ -253,11 +275,13 @@ def pointer(state: State, number: int, op: Op) -> Pointer:
     return value
 
 
-def span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.ndarray:
+def span(
+    state: State, op: Op, number: int, offset: int, count: int = 1, form: Format | None = None
+) -> np.ndarray:
     """The `count` elements at pointer + offset, to read or to write.
 
-    Raises `InterpretError` unless all of them are elements of the pointer's operand, and for a
-    negative offset, which a target need not have.
+    Raises `InterpretError` unless all of them are elements of the pointer's operand and of this
+    format (None: the Program's type), and for a negative offset, which a target need not have.
     """
     base = pointer(state, number, op)
     if offset < 0:
@@ -265,6 +289,9 @@ def span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.n
     cells = state.memory.get(base.operand)
     if cells is None:
         raise InterpretError(f"{op}: there is no operand {base.operand}")
+    wanted = numpy_dtype(state.program.dtype if form is None else IN_MEMORY[form])
+    if cells.values.dtype != wanted:
+        raise InterpretError(f"{op}: operand {base.operand} holds {cells.values.dtype}")
     place, rest = divmod(base.offset + offset - cells.first, cells.values.itemsize)
     if rest or not 0 <= place < len(cells.run) or cells.run[place] < count:
         name = "scratch" if base.operand == SCRATCH else f"operand {base.operand}"
@@ -275,12 +302,14 @@ def span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.n
     return cells.values[place : place + count]
 
 
-def target_span(state: State, op: Op, number: int, offset: int, count: int = 1) -> np.ndarray:
+def target_span(
+    state: State, op: Op, number: int, offset: int, count: int = 1, form: Format | None = None
+) -> np.ndarray:
     """Like `span`, for writing: only the output and the scratch may be written."""
     operand = pointer(state, number, op).operand
     if operand > 0:
         raise InterpretError(f"{op} writes to operand {operand}, an input")
-    return span(state, op, number, offset, count)
+    return span(state, op, number, offset, count, form)
 
 
 def run_scalar(state: State, op: ScalarOp) -> None:
@@ -373,10 +402,77 @@ def run_fma(state: State, op: Fma | FmaLoad | FmaSplat) -> None:
             factor = span(state, op, base, offset)
         case _:
             assert_never(op)
-    if state.program.target.fma == "none":
+    if is_whole(state.program.dtype):
+        v[op.dst] += products_of_pairs(v[op.a], np.broadcast_to(factor, v[op.a].shape))
+    elif state.program.target.fma == "none":
         v[op.dst] += v[op.a] * factor
     else:
         v[op.dst] = v[op.a].astype(np.float64) * factor + v[op.dst]
+
+
+def products_of_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Per lane, the sum of the products of the two int16 that an int32 of a and of b holds."""
+    left, right = (np.ascontiguousarray(x).view(np.int16).astype(np.int32) for x in (a, b))
+    sums: np.ndarray = (left * right).reshape(-1, 2).sum(axis=1, dtype=np.int32)
+    return sums
+
+
+def run_converted(state: State, op: LoadAs | SplatAs | GatherAs | StoreAs | ScatterAs) -> None:
+    """Move elements of a narrow format between memory and a vector register."""
+    v = state.vectors
+    match op:
+        case LoadAs(dst, base, offset, lanes, form):
+            found = span(state, op, base, offset, lanes, form)
+        case SplatAs(dst, base, offset, lanes, form):
+            found = np.repeat(span(state, op, base, offset, 1, form), lanes)
+        case GatherAs(dst, base, offset, stride, lanes, scratch, form):
+            spoil(state, scratch, dst)
+            offsets = range(offset, offset + lanes * stride, stride) if stride else [offset] * lanes
+            found = np.concatenate([span(state, op, base, at, 1, form) for at in offsets])
+        case StoreAs(src, base, offset, lanes, scratch, form):
+            cells = target_span(state, op, base, offset, lanes, form)
+            cells[:] = v[src, :lanes].astype(cells.dtype)
+        case ScatterAs(src, base, offset, stride, lanes, scratch, form):
+            for lane in range(lanes):
+                cells = target_span(state, op, base, offset + lane * stride, 1, form)
+                cells[:] = v[src, lane].astype(cells.dtype)
+        case _:
+            assert_never(op)
+    if isinstance(op, StoreAs | ScatterAs):
+        v[[op.src, *op.scratch]] = state.junk
+        return
+    v[dst] = 0
+    v[dst, : len(found)] = found
+    if form == "int8_pair":
+        v[dst] &= 0xFFFF
+
+
+def run_function(state: State, op: Div | Bound | WithConst | Power | MulPairs) -> None:
+    """Do what epilogues are made of, and products of whole numbers."""
+    v = state.vectors
+    match op:
+        case MulPairs(dst, a, b):
+            v[dst] = products_of_pairs(v[a], v[b])
+        case Div(dst, a, b):
+            v[dst] = v[a] / v[b]
+        case Bound(kind, dst, limit, a):
+            larger = REDUCE["max" if kind == "max" else "min"](v[limit], v[a])
+            v[dst] = np.where(np.isnan(v[limit]), v[a], larger)
+        case WithConst(kind, dst, a, value):
+            value = v.dtype.type(value)
+            exact = {
+                "add": lambda: v[a].astype(np.float64) + value,
+                "mul": lambda: v[a].astype(np.float64) * value,
+                "horner": lambda: v[dst].astype(np.float64) * v[a] + value,
+                "fma": lambda: v[dst] + v[a].astype(np.float64) * value,
+            }
+            v[dst] = exact[kind]()
+        case Power(dst, a):
+            if not np.array_equal(v[a], np.rint(v[a]), equal_nan=True):
+                raise InterpretError(f"{op}: register {a} holds {v[a]}, not whole numbers")
+            v[dst] = np.exp2(v[a])
+        case _:
+            assert_never(op)
 
 
 def run_memory(state: State, op: Load | Splat | Gather | Store | Scatter | Prefetch) -> None:
@@ -431,7 +527,7 @@ def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep 
             rest = v[src].copy()
             while len(rest) > 1:
                 rest = REDUCE[kind](rest[: len(rest) // 2], rest[len(rest) // 2 :])
-            v[[*scratch, dst]] = np.nan
+            v[[*scratch, dst]] = state.junk
             v[dst, 0] = rest[0]
         case _:
             assert_never(op)
@@ -456,10 +552,10 @@ def run_permutation(state: State, op: Zip | Pick) -> None:
 def spoil(state: State, scratch: int, kept: int) -> None:
     """Fill a register that the operation may use with NaN, unless it holds the operand itself."""
     if scratch != kept:
-        state.vectors[scratch] = np.nan
+        state.vectors[scratch] = state.junk
 
 
-def run_machine(state: State, op: MachineOp) -> None:
+def run_machine(state: State, op: LaneOp) -> None:
     """Do an operation that `legalize` made; those on 16-byte parts work on the low one."""
     v = state.vectors
     bits = v.view(f"i{v.itemsize}")
@@ -489,7 +585,7 @@ def run_machine(state: State, op: MachineOp) -> None:
             v[dst, number * part : (number + 1) * part] = low
         case Shuffle(dst, src, lanes):
             low = v[src, list(lanes)]
-            v[dst] = np.nan
+            v[dst] = state.junk
             v[dst, :part] = low
         case Evens(dst, a, b):
             v[dst] = np.concatenate((v[a, ::2], v[b, 1::2]))

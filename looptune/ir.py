@@ -4,7 +4,8 @@ A `Nest` reads as mathematics. For every point of its spatial axes
 
     output[access] (+)= reduce over the reduction axes of  input_0[access] * input_1[access]
 
-with one or two inputs; the reduction is a sum, a maximum or a minimum. Nothing here says in
+with one or two inputs; the reduction is a sum, a maximum or a minimum. An epilogue may follow:
+biases, residuals and activations, applied once to every finished element. Nothing here says in
 which order: that is `looptune.schedule`.
 """
 
@@ -18,12 +19,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from looptune.dtypes import ACCUMULATOR, ITEM_BYTES, DType, is_whole
 from looptune.errors import NestError
 
-DType = Literal["float32", "float64"]
 Reduction = Literal["add", "max", "min"]
 
-ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8}
 IDENTITY: dict[str, float] = {"add": 0.0, "max": -math.inf, "min": math.inf}
 LARGEST = (1 << 62) - 1  # bytes: addresses, and twice as much in a sum, fit 64 bits
 
@@ -145,12 +145,54 @@ class Operand:
         return bool(self.padded_dims(axes))
 
 
+ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """x becomes max(x, 0), x * Phi(x), 1 / (1 + exp(-x)) or tanh(x)."""
+
+    kind: Literal["relu", "gelu", "sigmoid", "tanh"]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ACTIVATIONS:
+            raise NestError(f"activation {self.kind!r} is none of {list(ACTIVATIONS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x becomes x * factor."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if type(self.factor) not in (int, float):
+            raise NestError(f"scale by {self.factor!r}; a number would do")
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """x becomes x + operand or x * operand: a bias, a residual, a folded batch normalisation."""
+
+    kind: Literal["add", "mul"]
+    operand: Operand
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("add", "mul"):
+            raise NestError(f"combining by {self.kind!r}; 'add' or 'mul' would do")
+        check_instances("the operand of an epilogue", (self.operand,), Operand)
+
+
+Step = Activation | Scale | Combine
+
+
 @dataclass(frozen=True)
 class Nest:
     """A perfect loop nest: axes in written order, one output, one or two inputs.
 
     Two inputs are multiplied; one is taken as it is. `accumulate` adds to (or maximises with)
-    what the output held; otherwise the output's old contents are never read. Raises `NestError`
+    what the output held; otherwise the output's old contents are never read. The steps of
+    `epilogue` follow in order, on finished elements in the accumulator's type. Raises `NestError`
     for accesses that do not fit the axes, writes outside the output, or two points of the
     spatial axes that write one element.
     """
@@ -160,6 +202,7 @@ class Nest:
     inputs: tuple[Operand, ...]
     reduction: Reduction = "add"
     accumulate: bool = False
+    epilogue: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
         check_instances("the axes of a nest", self.axes, Axis)
@@ -169,19 +212,32 @@ class Nest:
             raise NestError(f"a nest reads one or two operands, not {len(self.inputs)}")
         if self.reduction not in tuple(IDENTITY):
             raise NestError(f"reduction {self.reduction!r} is none of {sorted(IDENTITY)}")
+        if not isinstance(self.epilogue, tuple) or not all(
+            isinstance(step, Step) for step in self.epilogue
+        ):
+            raise NestError(f"the epilogue is {self.epilogue!r}; a tuple of steps would do")
         for operand in self.operands:
-            check_access(operand, self.axes, self.output.dtype)
+            check_access(operand, self.axes, self.dtype)
         check_output(self.output, self.axes)
+        for operand in self.extras:
+            check_extra(operand, self.axes)
+        if is_whole(self.dtype):
+            check_whole_numbers(self)
+
+    @property
+    def extras(self) -> tuple[Operand, ...]:
+        """The operands of the epilogue."""
+        return tuple(step.operand for step in self.epilogue if isinstance(step, Combine))
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The output, then the inputs: the order of a kernel's pointers."""
-        return (self.output, *self.inputs)
+        """The output, the inputs, then the epilogue's: the order of a kernel's pointers."""
+        return (self.output, *self.inputs, *self.extras)
 
     @property
     def dtype(self) -> DType:
-        """Element type of every operand."""
-        return self.output.dtype
+        """The type that the nest computes in: the accumulator's."""
+        return ACCUMULATOR[self.output.dtype]
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -213,7 +269,8 @@ class Nest:
         """Digest of the canonical nest: equal for equal problems, whatever the names.
 
         Axis and tensor names and the strides of size-1 dimensions do not enter; dilation,
-        groups, padding, layout, dtype and accumulation do, as coefficients, offsets and strides.
+        groups, padding, layout, dtype and accumulation do, as coefficients, offsets and strides;
+        so does the epilogue.
         """
         axes = [[axis.extent, axis.reduction] for axis in self.axes]
         operands = [
@@ -221,7 +278,8 @@ class Nest:
             + [[d.size, d.stride, d.coefficients, d.offset] for d in op.dims]
             for op in self.operands
         ]
-        text = json.dumps([axes, operands, self.reduction, self.accumulate])
+        steps = [step_text(step) for step in self.epilogue]
+        text = json.dumps([axes, operands, self.reduction, self.accumulate, *steps])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __str__(self) -> str:
@@ -230,7 +288,22 @@ class Nest:
         reads = " * ".join(access_text(op, names) for op in self.inputs)
         sign = {"add": "+=", "max": "max=", "min": "min="}[self.reduction]
         sign = sign if self.reductions or self.accumulate else "="
-        return f"{access_text(self.output, names)} {sign} {reads}  [{extents}; {self.dtype}]"
+        steps = "".join(f" | {step_text(step, names)}" for step in self.epilogue)
+        dtypes = "*".join(dict.fromkeys(op.dtype for op in self.inputs))
+        dtypes = dtypes if dtypes == self.output.dtype else f"{dtypes} to {self.output.dtype}"
+        return f"{access_text(self.output, names)} {sign} {reads}{steps}  [{extents}; {dtypes}]"
+
+
+def step_text(step: Step, names: list[str] | None = None) -> str:
+    """A step of an epilogue: `relu`, `* 0.5`, `+ bias[n]`."""
+    match step:
+        case Activation(kind):
+            return kind
+        case Scale(factor):
+            return f"* {factor!r}"
+        case Combine(kind, operand):
+            sign = {"add": "+", "mul": "*"}[kind]
+            return sign if names is None else f"{sign} {access_text(operand, names)}"
 
 
 def access_text(operand: Operand, names: list[str]) -> str:
@@ -251,8 +324,8 @@ def access_text(operand: Operand, names: list[str]) -> str:
 
 
 def check_access(operand: Operand, axes: tuple[Axis, ...], dtype: DType) -> None:
-    """Raise `NestError` unless the access names every axis and the dtype is the nest's."""
-    if operand.dtype != dtype:
+    """Raise `NestError` unless the access names every axis and the dtype accumulates in `dtype`."""
+    if ACCUMULATOR[operand.dtype] != dtype:
         raise NestError(f"{operand.name} is {operand.dtype} in a {dtype} nest")
     for number, dim in enumerate(operand.dims):
         if len(dim.coefficients) != len(axes):
@@ -260,6 +333,31 @@ def check_access(operand: Operand, axes: tuple[Axis, ...], dtype: DType) -> None
                 f"{operand.name} dimension {number} has {len(dim.coefficients)} coefficients "
                 f"for {len(axes)} axes"
             )
+
+
+def check_extra(operand: Operand, axes: tuple[Axis, ...]) -> None:
+    """Raise `NestError` unless an epilogue's operand is read inside its shape, per output point."""
+    for i, axis in enumerate(axes):
+        if axis.reduction and any(dim.coefficients[i] for dim in operand.dims):
+            raise NestError(f"reduction axis {axis.name} appears in {operand.name}, an epilogue's")
+    spatial = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in axes)
+    if operand.needs_fill(spatial):
+        raise NestError(f"the epilogue reads {operand.name} outside its shape {operand.shape}")
+
+
+def check_whole_numbers(nest: Nest) -> None:
+    """Raise `NestError` unless a nest of whole numbers is a sum (of products of int8) in int32."""
+    copies = len(nest.inputs) == 1 and nest.output.dtype == "int16x2"
+    if not (copies or nest.output.dtype == "int32") or nest.reduction != "add" or nest.epilogue:
+        raise NestError(
+            f"{nest}: whole numbers are summed into int32, without an epilogue; nothing else"
+        )
+    wide = [op.name for op in nest.inputs if op.dtype == "int32"]
+    if len(nest.inputs) == 2 and wide:
+        raise NestError(f"{nest}: products are of int8 with int8; {wide} are int32")
+    for operand in nest.inputs:
+        if operand.fill != int(operand.fill) or not -128 <= operand.fill <= 127:
+            raise NestError(f"{operand.name} is filled with {operand.fill}; an int8 would do")
 
 
 def check_output(output: Operand, axes: tuple[Axis, ...]) -> None:
@@ -324,7 +422,8 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Plan:
     """Nests run one after another; operands are matched to tensors by name.
 
-    Most plans hold one nest. `temporaries` live from the first nest that writes them.
+    Most plans hold one nest. `temporaries` live from the first nest that writes them. `channel`
+    is the output's dimension that biases belong to.
     """
 
     nests: tuple[Nest, ...]
@@ -332,6 +431,7 @@ class Plan:
     output: Tensor
     temporaries: tuple[Tensor, ...] = ()
     spec: str = ""
+    channel: int = -1
 
     def __post_init__(self) -> None:
         known = {tensor.name: tensor for tensor in self.tensors}
@@ -367,7 +467,7 @@ class Plan:
 
     @property
     def dtype(self) -> DType:
-        """Element type of every tensor."""
+        """Element type of the result."""
         return self.output.dtype
 
     @property
@@ -415,7 +515,7 @@ def check_order(plan: Plan) -> None:
     inputs = {tensor.name for tensor in plan.inputs}
     written, whole = set(inputs), set[str]()
     for nest in plan.nests:
-        for operand in nest.inputs:
+        for operand in (*nest.inputs, *nest.extras):
             if operand.name not in written or operand.name == nest.output.name:
                 raise NestError(f"a nest reads {operand.name} before it is written")
         if nest.output.name in inputs:

@@ -2,7 +2,8 @@
 
 Contract with the lowering: on a target without masks, the last vector register belongs to this
 module wherever the Program holds a partial `Load` or `Splat`; it carries the mask (or, for
-zeroing, a zero). Nothing else is allocated here: rewrites use the operation's own scratch.
+zeroing, a zero). It does, too, where whole numbers are multiplied in two steps, for the products.
+Nothing else is allocated here: rewrites use the operation's own scratch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from looptune.ir import ITEM_BYTES, DType
+from looptune.dtypes import ITEM_BYTES, DType, is_whole
 from looptune.program import (
     Add,
     Case,
@@ -20,6 +21,7 @@ from looptune.program import (
     Evens,
     Extract,
     Extremum,
+    Fma,
     Gather,
     IfZero,
     Insert,
@@ -29,6 +31,7 @@ from looptune.program import (
     LoadMask,
     Loop,
     MaskedLoad,
+    MulPairs,
     Op,
     Pick,
     PointerOp,
@@ -80,6 +83,7 @@ def machine_of(target: Target, dtype: DType) -> Machine:
     """The machine that `target` is for elements of `dtype`."""
     part = PART_BYTES // ITEM_BYTES[dtype]
     plain = SIMPLE if target.masks else SIMPLE - SIZED - SHUFFLES
+    plain = plain if target.dot or not is_whole(dtype) else plain - {Fma}
     moves = frozenset(lanes for lanes in (1, 2, 4) if lanes <= part)
     return Machine(target.lanes(dtype), part, target.vector_registers - 1, plain, moves)
 
@@ -111,6 +115,10 @@ def legal_body(body: tuple[Op, ...], machine: Machine) -> tuple[Op, ...]:
             case Splat():
                 out.extend(partial_splat(op, machine, held == 0))
                 held = 0
+            case Fma(dst, a, b):
+                out.append(MulPairs(machine.reserved, a, b))
+                out.append(Add(dst, dst, machine.reserved))
+                held = NO_MASK
             case Zip(dst) | Pick(dst):
                 out.append(op)
                 held = NO_MASK if dst == machine.reserved else held

@@ -16,8 +16,9 @@ from functools import lru_cache
 import numpy as np
 
 from looptune.backends import backend_for
+from looptune.dtypes import ITEM_BYTES, DType, is_whole, numpy_dtype
 from looptune.errors import ArgumentError
-from looptune.ir import DType, Plan, Tensor
+from looptune.ir import Plan, Tensor
 from looptune.legalize import legalize
 from looptune.program import Const, Fma, Loop, Op, Program, Set
 from looptune.runtime.call import seconds_of, seconds_of_code
@@ -114,11 +115,11 @@ def geomean(values: Iterable[float]) -> float | None:
 
 def empty_as(tensor: Tensor) -> np.ndarray:
     """An uninitialised array with the tensor's shape and strides, inside its own buffer."""
-    item = np.dtype(tensor.dtype).itemsize
+    item = ITEM_BYTES[tensor.dtype]
     reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True)]
     low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
     size = 0 if 0 in tensor.shape else high - low + 1
-    flat = np.empty(size, tensor.dtype)
+    flat = np.empty(size, numpy_dtype(tensor.dtype))
     return np.lib.stride_tricks.as_strided(
         flat[-low:] if size else flat,
         tensor.shape,
@@ -127,12 +128,16 @@ def empty_as(tensor: Tensor) -> np.ndarray:
 
 
 def random_arrays(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs, uniform in [-1, 1), and the output with the old values it accumulates to."""
+    """Inputs, uniform in [-1, 1) or over all int8, and the output with the old values it
+    accumulates to."""
     rng = np.random.default_rng(seed)
     arrays = {}
     for tensor in (plan.output, *plan.inputs):
         array = empty_as(tensor)
-        array[...] = rng.uniform(-1, 1, tensor.shape)
+        if is_whole(tensor.dtype):
+            array[...] = rng.integers(-128, 128, tensor.shape)
+        else:
+            array[...] = rng.uniform(-1, 1, tensor.shape)
         arrays[tensor.name] = array
     return arrays
 

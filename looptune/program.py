@@ -8,6 +8,10 @@ A `Program` is structured code over three kinds of registers, all numbered from 
 - *vectors* hold `lanes` elements of the Program's dtype; the lowering has already chosen the
   physical register, so a backend allocates nothing but scalars and pointers.
 
+Memory may hold narrower elements than the registers: the operations ending in `As` convert, and
+name the *format* in memory. In a Program of int32, products are of the int16 halves of a lane:
+`int8_pair` loads an int8 as the pair (value, 0).
+
 Partial operations carry a static number of `lanes`; a partial or splat load zeroes the lanes
 beyond. `legalize` rewrites what a target cannot do; the operations marked *machine* only appear
 after it. Operations are NamedTuples: three times cheaper to build than frozen dataclasses, and
@@ -18,10 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from looptune.ir import DType
+from looptune.dtypes import DType
 from looptune.target import Target
+
+Format = Literal["float16", "bfloat16", "int8", "int8_pair"]
+FORMAT_BYTES: dict[Format, int] = {"float16": 2, "bfloat16": 2, "int8": 1, "int8_pair": 1}
 
 BEGIN, END = 0, 1  # scalars that arrive as arguments
 SCRATCH = -1  # operand number of the scratch memory
@@ -173,8 +180,63 @@ class Scatter(NamedTuple):
     scratch: int
 
 
+class LoadAs(NamedTuple):
+    """`Load` of elements of a narrow format, converted."""
+
+    dst: int
+    pointer: int
+    offset: int
+    lanes: int
+    format: Format
+
+
+class SplatAs(NamedTuple):
+    """`Splat` of an element of a narrow format, converted."""
+
+    dst: int
+    pointer: int
+    offset: int
+    lanes: int
+    format: Format
+
+
+class GatherAs(NamedTuple):
+    """`Gather` of elements of a narrow format, converted; `scratch` is a free register."""
+
+    dst: int
+    pointer: int
+    offset: int
+    stride: int
+    lanes: int
+    scratch: int
+    format: Format
+
+
+class StoreAs(NamedTuple):
+    """`Store` rounded to a narrow format, ties to even. Leaves junk in src and both scratch."""
+
+    src: int
+    pointer: int
+    offset: int
+    lanes: int
+    scratch: tuple[int, int]
+    format: Format
+
+
+class ScatterAs(NamedTuple):
+    """`Scatter` rounded to a narrow format, ties to even. Leaves junk in src and both scratch."""
+
+    src: int
+    pointer: int
+    offset: int
+    stride: int
+    lanes: int
+    scratch: tuple[int, int]
+    format: Format
+
+
 class Fma(NamedTuple):
-    """dst += a * b, rounded once where the target fuses."""
+    """dst += a * b, rounded once where the target fuses; of whole numbers, see above."""
 
     dst: int
     a: int
@@ -213,6 +275,43 @@ class Mul(NamedTuple):
     dst: int
     a: int
     b: int
+
+
+class Div(NamedTuple):
+    """dst = a / b."""
+
+    dst: int
+    a: int
+    b: int
+
+
+class Bound(NamedTuple):
+    """dst = the larger ("max") or smaller of limit and a; a where either is a NaN."""
+
+    kind: str
+    dst: int
+    limit: int
+    a: int
+
+
+class WithConst(NamedTuple):
+    """Arithmetic with the same constant in every lane.
+
+    dst = a + value ("add"), a * value ("mul"), dst * a + value ("horner"), dst + a * value
+    ("fma"); the last two rounded once where the target fuses.
+    """
+
+    kind: str
+    dst: int
+    a: int
+    value: float
+
+
+class Power(NamedTuple):
+    """dst = 2 ** a, for whole a that leave the result a normal number."""
+
+    dst: int
+    a: int
 
 
 class Extremum(NamedTuple):
@@ -284,6 +383,14 @@ class Prefetch(NamedTuple):
 
     pointer: int
     offset: int
+
+
+class MulPairs(NamedTuple):
+    """*machine* Lane i of dst = the sum of the products of the two int16 in lane i of a and b."""
+
+    dst: int
+    a: int
+    b: int
 
 
 class LoadMask(NamedTuple):
@@ -391,8 +498,12 @@ PointerOp = Base | Step | Advance | Save | Restore
 VectorOp = (
     Const | Move | Load | Splat | Gather | Store | Scatter | Fma | FmaLoad | FmaSplat | Add | Mul
     | Extremum | Keep | Reduce | Zip | Pick | Prefetch
+    | LoadAs | SplatAs | GatherAs | StoreAs | ScatterAs
+    | Div | Bound | WithConst | Power
 )  # fmt: skip
-MachineOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens
+MachineOp = (
+    LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens | MulPairs
+)  # fmt: skip
 Control = Loop | While | Switch | IfZero
 Op = ScalarOp | PointerOp | VectorOp | MachineOp | Control
 

@@ -8,14 +8,26 @@ boundaries that the caller names are computed instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import EllipsisType
 
 import numpy as np
 
+from looptune.dtypes import DType, is_narrow, is_whole, numpy_dtype, poison
 from looptune.errors import ArgumentError, VerificationError
-from looptune.ir import IDENTITY, Nest, Operand, Plan, Reduction, plan_of
+from looptune.ir import (
+    IDENTITY,
+    Activation,
+    Combine,
+    Nest,
+    Operand,
+    Plan,
+    Reduction,
+    Scale,
+    Step,
+    plan_of,
+)
 
 Arrays = Mapping[str, np.ndarray]
 Boundaries = Mapping[int, Sequence[int]]  # positions along an axis, by its number
@@ -24,6 +36,17 @@ WHOLE_ELEMENTS = 1 << 25  # of an array that is made for it
 SAMPLES = 4096
 REDUCE: dict[str, np.ufunc] = {"add": np.add, "max": np.maximum, "min": np.minimum}
 CHUNK_ELEMENTS = 1 << 22
+WRAP = 2.0**32  # sums of whole numbers are those of int32, modulo this
+# Unit roundoff, least normal number and largest number of the narrow types.
+NARROW = {"float16": (2.0**-11, 2.0**-14, 65504.0), "bfloat16": (2.0**-8, 2.0**-126, 3.39e38)}
+ACTIVATE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.maximum(x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "gelu": lambda x: 0.5 * x * erfc(-x / math.sqrt(2)),
+}
+# How errors grow: bounds on the derivative, and roundings of the result that the method adds.
+SLOPE = {"relu": (1.0, 0.0), "sigmoid": (0.25, 8.0), "tanh": (1.0, 8.0), "gelu": (1.13, 16.0)}
 
 
 @dataclass(frozen=True)
@@ -84,6 +107,62 @@ def reduce_nest(nest: Nest, arrays: Arrays) -> np.ndarray:
     return np.broadcast_to(over(np.asarray(summed), kept, spatial), shape)
 
 
+def erfc(x: np.ndarray) -> np.ndarray:
+    """The complementary error function, elementwise."""
+    found: np.ndarray = np.vectorize(math.erfc, otypes=[np.float64])(x)
+    return found
+
+
+def stepped(step: Step, values: np.ndarray, extra: np.ndarray | None) -> np.ndarray:
+    """One step of an epilogue; `extra` is its operand over the same points."""
+    match step:
+        case Activation(kind):
+            return ACTIVATE[kind](values)
+        case Scale(factor):
+            return np.asarray(values * factor)
+        case Combine(kind):
+            assert extra is not None
+            return np.asarray(values + extra if kind == "add" else values * extra)
+
+
+def stepped_size(step: Step, sizes: np.ndarray, extra: np.ndarray | None) -> np.ndarray:
+    """What the errors of a step's result scale with, from that for its argument.
+
+    An activation adds roundings of its own; its result is at most 1, or at most its argument.
+    """
+    match step:
+        case Activation(kind):
+            slope, added = SLOPE[kind]
+            most = 1.0 if kind == "sigmoid" else np.minimum(sizes, 1.0) if kind == "tanh" else sizes
+            return np.asarray(slope * sizes + added * most)
+        case Scale(factor):
+            return np.asarray(sizes * abs(factor))
+        case Combine(kind):
+            assert extra is not None
+            extra = np.where(np.isfinite(extra), np.abs(extra), 0.0)
+            return np.asarray(sizes + extra if kind == "add" else sizes * extra)
+
+
+def finished(
+    nest: Nest, values: np.ndarray, arrays: Arrays, points: np.ndarray | None, sizes: bool
+) -> np.ndarray:
+    """The epilogue over all spatial axes, or at rows of spatial points; with `sizes`, see above."""
+    apply = stepped_size if sizes else stepped
+    for step in nest.epilogue:
+        extra = None
+        if isinstance(step, Combine):
+            strided, axes = view(step.operand, nest, arrays[step.operand.name])
+            if points is None:
+                shape = [nest.axes[a].extent for a in nest.spatial]
+                extra = np.broadcast_to(over(strided, axes, nest.spatial), shape)
+            else:
+                place = {axis: i for i, axis in enumerate(nest.spatial)}
+                index = tuple(points[:, place[a]] for a in axes)
+                extra = np.broadcast_to(strided[index], len(points))
+        values = apply(step, values, extra)
+    return values
+
+
 def over(array: np.ndarray, axes: Sequence[int], order: Sequence[int]) -> np.ndarray:
     """`array` over `axes`, broadcast to the axes `order`."""
     moved = array.transpose([axes.index(a) for a in order if a in axes])
@@ -114,10 +193,11 @@ def written(nest: Nest, output: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(output[start], shape, strides)
 
 
-def write(nest: Nest, output: np.ndarray, values: np.ndarray) -> None:
-    """Put values over the spatial axes where the nest's output access says."""
+def write(nest: Nest, output: np.ndarray, values: np.ndarray, arrays: Arrays, sizes: bool) -> None:
+    """Put values over the spatial axes, epilogue done, where the nest's output access says."""
     target = written(nest, output)
-    target[...] = combine(nest, target, values) if nest.accumulate else values
+    total = combine(nest, target, values) if nest.accumulate else values
+    target[...] = finished(nest, total, arrays, None, sizes)
 
 
 def float64_arrays(plan: Plan, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -152,11 +232,14 @@ def reference(problem: Plan | Nest, arrays: Arrays) -> np.ndarray:
     return evaluate(plan, float64_arrays(plan, arrays))
 
 
-def evaluate(plan: Plan, known: dict[str, np.ndarray]) -> np.ndarray:
-    """Run the nests over float64 arrays; those of the output and temporaries are written."""
+def evaluate(plan: Plan, known: dict[str, np.ndarray], sizes: bool = False) -> np.ndarray:
+    """Run the nests over float64 arrays; those of the output and temporaries are written.
+
+    With `sizes` the arrays, and the result, are what errors scale with (`absolute`).
+    """
     with np.errstate(all="ignore"):
         for nest in plan.nests:
-            write(nest, target(plan, nest, known), reduce_nest(nest, known))
+            write(nest, target(plan, nest, known), reduce_nest(nest, known), known, sizes)
     return known[plan.output.name]
 
 
@@ -173,8 +256,11 @@ def absolute(plan: Plan, known: Mapping[str, np.ndarray]) -> tuple[Plan, dict[st
     """The plan and arrays whose result is what rounding errors scale with.
 
     That is the sum, or the largest, of the products' absolute values. Infinities and NaN count
-    as 0: a finite result owes nothing to them, and any other must match exactly.
+    as 0: a finite result owes nothing to them, and any other must match exactly. Whole numbers
+    have no errors.
     """
+    if is_whole(plan.dtype):
+        return plan, {name: array.copy() for name, array in known.items()}
     nests = []
     for nest in plan.nests:
         fills = (abs(op.fill) if math.isfinite(op.fill) else 0.0 for op in nest.inputs)
@@ -187,18 +273,24 @@ def absolute(plan: Plan, known: Mapping[str, np.ndarray]) -> tuple[Plan, dict[st
 
 def roundings(plan: Plan) -> int:
     """Most roundings behind one output element, one operation each."""
-    lengths = (math.prod(nest.axes[a].extent for a in nest.reductions) for nest in plan.nests)
-    return sum(length + 2 for length in lengths)
+    return sum(
+        math.prod(nest.axes[a].extent for a in nest.reductions) + 2 + len(nest.epilogue)
+        for nest in plan.nests
+    )
 
 
 def error_bound(plan: Plan, magnitude: np.ndarray) -> np.ndarray:
     """Largest error of a correct result in the plan's dtype, elementwise.
 
+    Whole numbers have none.
+
     gamma_n * sum |a||b| with gamma_n = n u / (1 - n u) for n roundings of unit u (Higham,
     Accuracy and Stability of Numerical Algorithms, section 3.1), doubled for temporaries that
     are rounded to the dtype, and the smallest normal number for underflow.
     """
-    info = np.finfo(plan.dtype)
+    if is_whole(plan.dtype):
+        return np.zeros_like(magnitude)
+    info = np.finfo(plan.nests[-1].dtype)
     total = roundings(plan) * float(info.eps) / 2
     gamma = total / (1 - total) if total < 0.5 else 1.0
     bound: np.ndarray = 2 * gamma * np.abs(magnitude) + 4 * roundings(plan) * float(info.tiny)
@@ -222,11 +314,28 @@ def operand_moves(operand: Operand, axis: int) -> bool:
     return any(dim.coefficients[axis] for dim in operand.dims)
 
 
+def representable(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values as the output's type holds them: rounded, or modulo 2 ** 32."""
+    if is_whole(dtype):
+        found: np.ndarray = (values + WRAP / 2) % WRAP - WRAP / 2
+        return found
+    return values.astype(numpy_dtype(dtype)).astype(np.float64)
+
+
 def compare(plan: Plan, result: np.ndarray, expected: np.ndarray, magnitude: np.ndarray) -> Check:
     """Compare elementwise: NaN with NaN, infinities exactly, the rest within the bound."""
     with np.errstate(all="ignore"):
-        rounded = expected.astype(plan.dtype).astype(np.float64)
-        error = np.abs(result - expected) / error_bound(plan, magnitude)
+        bound = error_bound(plan, magnitude)
+        if is_whole(plan.dtype):  # what no nest writes is poisoned, and they have no NaN
+            expected = np.where(np.isnan(expected), poison(plan.dtype), expected)
+        rounded = representable(expected, plan.dtype)
+        if is_narrow(plan.dtype):
+            unit, tiny, largest = NARROW[plan.dtype]
+            near = (np.abs(expected) + bound) * (1 + unit) >= largest  # may round to infinity
+            result = np.where(near & np.isinf(result), np.copysign(largest, result), result)
+            expected = np.where(near & np.isinf(rounded), np.copysign(largest, expected), expected)
+            bound = bound + unit * (np.abs(expected) + bound + tiny)
+        error = np.abs(result - expected) / bound
     same = (result == rounded) | (np.isnan(result) & np.isnan(expected))
     error = np.where(
         same, 0.0, np.where(np.isfinite(expected) & np.isfinite(result), error, np.inf)
@@ -333,21 +442,26 @@ def sampled_reference(problem: Plan | Nest, arrays: Arrays, index: np.ndarray) -
     return evaluate_at(plan, float64_arrays(plan, arrays), index)
 
 
-def evaluate_at(plan: Plan, known: dict[str, np.ndarray], index: np.ndarray) -> np.ndarray:
+def evaluate_at(
+    plan: Plan, known: dict[str, np.ndarray], index: np.ndarray, sizes: bool = False
+) -> np.ndarray:
     """`evaluate` at the rows of `index` only; whole if a nest reads the output back."""
     name, where = plan.output.name, tuple(index.T)
-    if any(operand.name == name for nest in plan.nests for operand in nest.inputs):
-        return np.broadcast_to(evaluate(plan, known)[where], len(index))
+    reads = (operand for nest in plan.nests for operand in (*nest.inputs, *nest.extras))
+    if any(operand.name == name for operand in reads):
+        return np.broadcast_to(evaluate(plan, known, sizes)[where], len(index))
     values = np.array(np.broadcast_to(known[name][where], len(index)))
     with np.errstate(all="ignore"):
         for nest in plan.nests:
             if nest.output.name != name:
-                write(nest, target(plan, nest, known), reduce_nest(nest, known))
+                whole = reduce_nest(nest, known)
+                write(nest, target(plan, nest, known), whole, known, sizes)
                 continue
             points, hit = spatial_points(nest, index)
             if hit.any():
                 new = at_points(nest, known, points[hit])
-                values[hit] = combine(nest, values[hit], new) if nest.accumulate else new
+                total = combine(nest, values[hit], new) if nest.accumulate else new
+                values[hit] = finished(nest, total, known, points[hit], sizes)
     return values
 
 
@@ -371,10 +485,11 @@ def check(
     known = float64_arrays(plan, arrays)
     sizes = absolute(plan, known)
     if whole_is_cheap(plan):
-        return compare(plan, found, evaluate(plan, known), evaluate(*sizes))
+        return compare(plan, found, evaluate(plan, known), evaluate(*sizes, True))
     index = output_points(plan, boundaries or [{}] * len(plan.nests), seed)
     at = np.broadcast_to(found[tuple(index.T)], len(index))
-    checked = compare(plan, at, evaluate_at(plan, known, index), evaluate_at(*sizes, index))
+    magnitude = evaluate_at(*sizes, index, True)
+    checked = compare(plan, at, evaluate_at(plan, known, index), magnitude)
     where = index[checked.where[0]] if checked.points else ()
     return replace(checked, where=tuple(int(i) for i in where))
 

@@ -360,7 +360,7 @@ def pack(
     root, or instead in one in a loop, if that reads all of a padded dimension. When loops are
     reordered later, the pack stays as deep as it is.
     """
-    operands = schedule.nest.operands
+    operands = schedule.nest.operands[: 1 + len(schedule.nest.inputs)]
     if type(operand) is not int or not 0 <= operand < len(operands):
         raise ScheduleError(f"pack: no operand {operand!r}; there are 0..{len(operands) - 1}")
     if at != "root":

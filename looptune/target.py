@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from looptune.dtypes import ITEM_BYTES, DType
 from looptune.errors import UnsupportedError
-from looptune.ir import ITEM_BYTES, DType
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A vector machine. Bytes are bytes, cycles are cycles of one core.
 
+    `dot`: products of pairs of int16 are added to a sum by one instruction (VNNI).
     `temporaries` vector registers are kept for operands; the rest may hold accumulators.
     `masks`: partial loads and stores at the price of full ones. `fold`: an FMA may read one
     operand from memory; `fold_splat`: it may broadcast it, too.
@@ -31,6 +32,7 @@ class Target:
     masks: bool = False
     fold: bool = True
     fold_splat: bool = False
+    dot: bool = False
     max_displacement: int = 2**31 - 1
     fma_per_cycle: int = 2
     fma_latency: int = 4

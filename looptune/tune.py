@@ -12,6 +12,7 @@ import numpy as np
 
 from looptune.build import build
 from looptune.default import default_schedule
+from looptune.dtypes import poison
 from looptune.errors import ArgumentTypeError, SpecError, UnsupportedError
 from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan, plan_of
@@ -21,7 +22,7 @@ from looptune.runtime.call import as_array, is_tensor
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
 from looptune.target import Target, target_named
-from looptune.workloads import einsum
+from looptune.workloads import einsum, fuse
 from looptune.workloads.einsum import check_dtype, whole_numbers
 
 Strategy = Callable[[Nest, Target, int], Schedule]
@@ -61,7 +62,7 @@ def optimize(
     shapes: Sequence[object] | None = None,
     sizes: Mapping[str, int] | None = None,
     dtype: str | None = None,
-    epilogue: object = None,
+    epilogue: str | Sequence[str] | None = None,
     strategy: str = "default",
     policy: object = None,
     budget: float | Budget | None = None,
@@ -79,19 +80,20 @@ def optimize(
     `spec` is an einsum string, with `shapes` (tuples, or example arrays and tensors whose strides
     and dtype count, too; otherwise `dtype` is "float32"), `sizes={label: extent}` or the labels as
     keywords: `optimize("mk,kn->mn", m=64, k=64, n=64)`; or a Nest or Plan from
-    `looptune.workloads`. The strategy "default" measures nothing: `budget`, `database`, `retune`
-    and `progress` are for searches. `kernel.report` says how long each part took.
+    `looptune.workloads`. `epilogue` names what follows: "bias,relu" (`looptune.workloads.fuse`);
+    its arrays are further inputs. The strategy "default" measures nothing: `budget`, `database`,
+    `retune` and `progress` are for searches. `kernel.report` says how long each part took.
 
     Raises `SpecError` for a spec without meaning, `ArgumentTypeError` for an unknown keyword,
     `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
     cannot be run to verify it, `VerificationError` if the kernel is wrong.
     """
     chosen = strategy_named(strategy)
-    refuse("epilogue", epilogue)
     refuse("policy", policy)
     check_options(verify, seed)
     limits = budget if isinstance(budget, Budget) else Budget(seconds=budget)
     plan = plan_for(spec, shapes, sizes, dtype, labels)
+    plan = plan if epilogue is None else fuse(plan, epilogue)
     machine = resolve_target(target)
     workers = thread_count(threads)
     start = time.perf_counter()
@@ -149,7 +151,7 @@ def check(kernel: Kernel, seed: int = 0) -> None:
     out = arrays[plan.output.name]
     given = {**arrays, plan.output.name: out.copy()}
     if not plan.accumulates:
-        out[...] = np.nan
+        out[...] = poison(plan.dtype)
     run_kernel(kernel, [arrays[tensor.name] for tensor in plan.inputs], out)
     verify_result(plan, given, out, boundaries=kernel.boundaries, seed=seed)
 

@@ -19,6 +19,7 @@ from iced_x86 import Register
 
 from looptune.backends import backend_for
 from looptune.backends.x86_encode import Immediate, encode
+from looptune.dtypes import is_whole, numpy_dtype, poison
 from looptune.interpret import Chunks, interpret, whole
 from looptune.ir import Nest, Plan, Tensor, plan_of
 from looptune.legalize import legalize
@@ -69,7 +70,7 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 def place(slot: int, tensor: Tensor, end: bool, gap: int) -> tuple[np.ndarray, np.ndarray]:
     """The tensor as a strided array against a guard page, and its pages, filled with `gap`."""
-    dtype = np.dtype(tensor.dtype)
+    dtype = numpy_dtype(tensor.dtype)
     low, high = reach(tensor.shape, tensor.strides)
     memory, room = guarded(slot, (high - low) * dtype.itemsize, end)
     room[:] = gap
@@ -86,13 +87,15 @@ def values(tensor: Tensor, rng: np.random.Generator, exact: bool) -> np.ndarray:
     shape = [size if stride else min(size, 1) for size, stride in zip(
         tensor.shape, tensor.strides, strict=True)]  # fmt: skip
     drawn = rng.integers(-3, 4, shape) if exact else rng.standard_normal(shape)
-    return np.broadcast_to(np.asarray(drawn).astype(tensor.dtype), tensor.shape)
+    if is_whole(tensor.dtype):
+        drawn = rng.integers(-128, 128, shape)
+    return np.broadcast_to(np.asarray(drawn).astype(numpy_dtype(tensor.dtype)), tensor.shape)
 
 
 def with_nan(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The array with a NaN somewhere: it must reach the elements it belongs to and no other."""
     found = array.copy()
-    if found.size:
+    if found.size and found.dtype.kind != "i":
         found.flat[rng.integers(found.size)] = np.nan
     return found
 
@@ -115,7 +118,7 @@ def run_poisoned(
     if nan and 0 not in data[-1].strides:
         data[-1] = with_nan(data[-1], rng)
     if not plan.accumulates:
-        data[0] = np.full(plan.output.shape, np.nan, plan.dtype)
+        data[0] = np.full(plan.output.shape, poison(plan.dtype), numpy_dtype(plan.dtype))
     ends, starts = (run_once(tensors, data, call, end) for end in (True, False))
     assert ends.tobytes() == starts.tobytes(), "two runs differ"
     names = [tensor.name for tensor in tensors]

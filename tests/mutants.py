@@ -69,14 +69,14 @@ MUTANTS = (
     Mutant(
         "write cache starts from the old output",
         "lower/nest.py",
-        "after, flag = copies + after, 0",
-        "after, flag = copies + after, flag",
+        "after, visit = copies + after, visit._replace(before=int(loaded))",
+        "after, visit = copies + after, visit",
     ),
     Mutant(
         "write cache overwrites what it should add to",
         "lower/nest.py",
-        "return copy(sizes, bool(flag))",
-        "return copy(sizes, False)",
+        'return copy(sizes, "add" if way else "out")',
+        'return copy(sizes, "out")',
     ),
     Mutant(
         "copies overlap by a line",
@@ -233,6 +233,42 @@ MUTANTS = (
         "backends/x86_vector.py",
         "(1 << self.lanes) - (1 << op.lanes)",
         "(1 << self.lanes) - (1 << op.lanes - 1)",
+    ),
+    Mutant(
+        "every visit is finished",
+        "lower/nest.py",
+        "inner = inner._replace(again=Dynamic(again, (0, 1)))",
+        "inner = inner._replace(again=0)",
+    ),
+    Mutant(
+        "write cache adds behind the epilogue",
+        "lower/nest.py",
+        "and visit.before == 1",
+        "and visit.before == 2",
+    ),
+    Mutant(
+        "relu is turned round",
+        "lower/epilogue.py",
+        'Bound("max", r, zero, r)',
+        'Bound("min", r, zero, r)',
+    ),
+    Mutant(
+        "narrow vectors are folded as they are",
+        "lower/region.py",
+        "if access.form is None else None",
+        "if access.form != 0 else None",
+    ),
+    Mutant(
+        "bfloat16 is cut off",
+        "backends/x86_convert.py",
+        'code += shift("R", ordered, 17, width)',
+        'code += shift("R", ordered, 31, width)',
+    ),
+    Mutant(
+        "products of pairs are not added",
+        "legalize.py",
+        "out.append(Add(dst, dst, machine.reserved))",
+        "out.append(Add(dst, machine.reserved, machine.reserved))",
     ),
 )
 

@@ -28,6 +28,7 @@ from harness import Call, interpreted, native, run_once, run_poisoned, values
 from random_nests import Case, random_case, random_chunks
 from tqdm import tqdm
 
+from looptune.dtypes import is_whole, numpy_dtype, poison
 from looptune.errors import LoweringError
 from looptune.host import runs
 from looptune.interpret import Chunks
@@ -105,11 +106,14 @@ def check_shares(case: Case, make: Callable[[Chunks], Call]) -> None:
     """Pieces of the parallel loop write different elements, since threads run them at once."""
     tensors = plan_of(case.nest).tensors
     rng = np.random.default_rng(case.seed)
-    data = [np.full(tensors[0].shape, np.nan), *(values(t, rng, True) for t in tensors[1:])]
+    junk = poison(tensors[0].dtype)
+    poisoned = np.full(tensors[0].shape, junk, numpy_dtype(tensors[0].dtype))
+    data = [poisoned, *(values(t, rng, True) for t in tensors[1:])]
     writes = np.zeros(tensors[0].shape, int)
     for part in range(3):
         call = make(partial(third, part))
-        writes += ~np.isnan(run_once(tensors, data, call, end=True))
+        found = run_once(tensors, data, call, end=True)
+        writes += found != junk if is_whole(tensors[0].dtype) else found == found
     assert writes.max(initial=0) <= 1, "two pieces of the parallel loop write one element"
 
 

@@ -15,7 +15,17 @@ import numpy as np
 
 from looptune.default import default_schedule
 from looptune.errors import NestError, ScheduleError
-from looptune.ir import Axis, Dim, Nest, Operand
+from looptune.ir import (
+    ACTIVATIONS,
+    Activation,
+    Axis,
+    Combine,
+    Dim,
+    Nest,
+    Operand,
+    Scale,
+    Step,
+)
 from looptune.schedule import PRIMITIVES, Schedule
 from looptune.target import Target
 
@@ -48,9 +58,14 @@ def random_case(seed: int, target: Target) -> Case:
     """The case of a seed; `target` only serves the default schedule."""
     rng = np.random.default_rng(seed)
     nest = random_nest(rng)
-    exact, default = chance(rng, 0.5), chance(rng, 0.1)
+    exact, default = chance(rng, 0.5) and is_exact(nest), chance(rng, 0.1)
     schedule = default_schedule(nest, target) if default else random_schedule(nest, rng)
     return Case(seed, nest, schedule, default, exact, chance(rng, 0.2))
+
+
+def is_exact(nest: Nest) -> bool:
+    """Whether small whole numbers give a result without any rounding but that to the output."""
+    return all(not isinstance(s, Activation) or s.kind == "relu" for s in nest.epilogue)
 
 
 def random_nest(rng: Rng) -> Nest:
@@ -66,21 +81,49 @@ def random_nest(rng: Rng) -> Nest:
 def draw_nest(rng: Rng) -> Nest:
     """A nest, or `NestError` if its parts do not fit."""
     axes = random_axes(rng)
-    dtype = "float32" if chance(rng, 0.6) else "float64"
-    reduction = str(rng.choice(["add", "add", "add", "max", "min"]))
+    dtypes = ["float32", "float64", "float16", "bfloat16", "int8"]
+    dtype = str(rng.choice(dtypes, p=[0.45, 0.25, 0.1, 0.1, 0.1]))
+    reduction = "add" if dtype == "int8" else str(rng.choice(["add", "add", "add", "max", "min"]))
     reads = 2 if chance(rng, 0.7) else 1
+    written = {"int8": "int32", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
+    written = dtype if dtype.endswith("16") and chance(rng, 0.5) else written
     spatial = [a for a, axis in enumerate(axes) if not axis.reduction]
-    output = operand("out", dtype, output_indices(axes, spatial, rng), rng, output=True)
+    output = operand("out", written, output_indices(axes, spatial, rng), rng, output=True)
     limit = {"add": 0.0, "max": -math.inf, "min": math.inf}[reduction]
     inputs = []
     for name in "ab"[:reads]:
         fill = limit if reads == 1 else float(rng.integers(-1, 2))
         indices = input_indices(axes, rng)
         inputs.append(operand(name, dtype, indices, rng, output=False, fill=fill))
-    nest = Nest(axes, output, tuple(inputs), reduction, chance(rng, 0.3))  # type: ignore[arg-type]
+    steps = () if dtype == "int8" else random_epilogue(axes, output, rng)
+    nest = Nest(axes, output, tuple(inputs), reduction, chance(rng, 0.3), steps)  # type: ignore[arg-type]
     if max(span(op) for op in nest.operands) > MAX_ELEMENTS:
         raise NestError("an operand is too large to be quick")
     return nest
+
+
+def random_epilogue(axes: Sequence[Axis], output: Operand, rng: Rng) -> tuple[Step, ...]:
+    """None as a rule; else up to three steps, with biases, residuals and activations."""
+    if not chance(rng, 0.3):
+        return ()
+    steps: list[Step] = []
+    for number in range(int(rng.integers(1, 4))):
+        match str(rng.choice(["activation", "scale", "add", "mul"])):
+            case "activation":
+                steps.append(Activation(str(rng.choice(ACTIVATIONS))))  # type: ignore[arg-type]
+            case "scale":
+                steps.append(Scale(float(rng.choice([2.0, -1.0, 0.5]))))
+            case kind:
+                extra = random_extra(f"e{number}", axes, output, rng)
+                steps.append(Combine(kind, extra))  # type: ignore[arg-type]
+    return tuple(steps)
+
+
+def random_extra(name: str, axes: Sequence[Axis], output: Operand, rng: Rng) -> Operand:
+    """An epilogue's operand over some of the spatial axes: a bias where they are few."""
+    chosen = [a for a, axis in enumerate(axes) if not axis.reduction and chance(rng, 0.6)]
+    rng.shuffle(chosen)
+    return operand(name, output.dtype, [index_of(axes, [(a, 1)]) for a in chosen], rng, output=True)
 
 
 def random_axes(rng: Rng) -> tuple[Axis, ...]:

@@ -17,9 +17,11 @@ from looptune.program import (
     Add,
     Advance,
     Base,
+    Bound,
     Case,
     Const,
     Copy,
+    Div,
     Evens,
     Extract,
     Extremum,
@@ -27,10 +29,12 @@ from looptune.program import (
     FmaLoad,
     FmaSplat,
     Gather,
+    GatherAs,
     IfZero,
     Insert,
     Keep,
     Load,
+    LoadAs,
     LoadLane,
     LoadMask,
     Loop,
@@ -40,6 +44,7 @@ from looptune.program import (
     Mul,
     Op,
     Pick,
+    Power,
     Prefetch,
     Program,
     Reduce,
@@ -47,16 +52,20 @@ from looptune.program import (
     Save,
     Scale,
     Scatter,
+    ScatterAs,
     Set,
     Shuffle,
     Splat,
+    SplatAs,
     Step,
     Store,
+    StoreAs,
     StoreLane,
     Subtract,
     Switch,
     VectorOp,
     While,
+    WithConst,
     Zip,
 )
 from looptune.target import TARGETS
@@ -100,6 +109,12 @@ VECTORS: list[tuple[Op, list[float]]] = [
     (Gather(2, 1, 28, -8, 4, 9), [8, 6, 4, 2, 0, 0, 0, 0]),
     (Add(2, 0, 1), [11, 22, 33, 44, 55, 66, 77, 88]),
     (Mul(2, 0, 0), [1, 4, 9, 16, 25, 36, 49, 64]),
+    (Div(2, 1, 0), [10.0] * 8),
+    (Bound("max", 2, 1, 0), [10, 20, 30, 40, 50, 60, 70, 80]),
+    (Bound("min", 2, 1, 0), LANES),
+    (WithConst("add", 2, 0, 0.5), [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5]),
+    (WithConst("mul", 2, 0, 2.0), [2, 4, 6, 8, 10, 12, 14, 16]),
+    (Power(2, 0), [2, 4, 8, 16, 32, 64, 128, 256]),
     (Extremum("max", 2, 0, 1, 9), [10, 20, 30, 40, 50, 60, 70, 80]),
     (Extremum("min", 2, 0, 1, 9), LANES),
     (Keep(2, 0, 1, 3), [1, 2, 3, 40, 50, 60, 70, 80]),
@@ -223,6 +238,7 @@ REFUSED: list[tuple[str, tuple[Op, ...]]] = [
     ("a register that the Program does not have", (Move(2, 16),)),
     (r"Move\(dst=2, src=-1\) names a register that", (Move(2, -1),)),
     (r"names a register that the Program", (Reduce("add", 2, 0, (9, -1)),)),
+    (r"register 2 holds .*, not whole numbers", (WithConst("add", 2, 0, 0.5), Power(2, 2))),
     ("over 10000000 iterations", (Set(2, 1), Loop(2, 0, ()))),
 ]
 
@@ -267,6 +283,12 @@ def test_cells_of_an_empty_array() -> None:
     assert len(cells.values) == 0
 
 
+def test_constants_in_sums_of_products() -> None:
+    assert result(WithConst("horner", 0, 1, 1.0), register=0)[:3] == [11, 41, 91]
+    assert result(WithConst("fma", 0, 1, 0.5), register=0)[:3] == [6, 12, 18]
+
+
 def test_every_vector_operation_is_tested() -> None:
-    tested = {type(op) for op, _ in VECTORS} | {Fma, FmaLoad, FmaSplat, Store, Scatter}
+    converted = {LoadAs, SplatAs, GatherAs, StoreAs, ScatterAs}  # in test_dtypes
+    tested = {type(op) for op, _ in VECTORS} | {Fma, FmaLoad, FmaSplat, Store, Scatter} | converted
     assert set(get_args(VectorOp)) <= tested

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from looptune.backends import backend_for
-from looptune.ir import DType
+from looptune.dtypes import DType
 from looptune.legalize import legalize
 from looptune.program import (
     BEGIN,

@@ -430,7 +430,7 @@ OUTPUT = ("f", (2,), (4,), -1)
         ((), (OUTPUT, ("f", (2,), (4,), 0), OUTPUT), 64, "an argument comes behind a temporary"),
         ((), (OUTPUT, ("f", (2,), (4,), 60)), 64, "a temporary lies outside the scratch"),
         ((), (OUTPUT,), -1, "-1 bytes of scratch"),
-        ((), (("i", (2,), (4,), -1),), 0, "format 'i'; 'f' or 'd' would do"),
+        ((), (("q", (2,), (8,), -1),), 0, "format 'q'; one of 'fdeibZ' would do"),
         ((), (("f", (1,) * 65, (4,) * 65, -1),), 0, "65 dimensions; at most 64"),
         (((1, (1,), 1, 0),), (OUTPUT,), 0, "a stage names tensor 1 of 1"),
         (((1, (0,), 1, -1),), (OUTPUT,), 0, "-1 bytes of private scratch"),

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import capstone  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 
 from looptune.backends import BACKENDS, backend_for, disassemble
+from looptune.dtypes import DType
 from looptune.errors import LoweringError, UnsupportedError
-from looptune.ir import DType
 from looptune.legalize import legalize
 from looptune.program import (
     BEGIN,
@@ -19,9 +20,11 @@ from looptune.program import (
     Add,
     Advance,
     Base,
+    Bound,
     Case,
     Const,
     Copy,
+    Div,
     Evens,
     Extract,
     Extremum,
@@ -32,6 +35,7 @@ from looptune.program import (
     Insert,
     Keep,
     Load,
+    LoadAs,
     LoadLane,
     LoadMask,
     Loop,
@@ -39,8 +43,10 @@ from looptune.program import (
     Min,
     Move,
     Mul,
+    MulPairs,
     Op,
     Pick,
+    Power,
     Prefetch,
     Program,
     Restore,
@@ -49,12 +55,15 @@ from looptune.program import (
     Set,
     Shuffle,
     Splat,
+    SplatAs,
     Step,
     Store,
+    StoreAs,
     StoreLane,
     Subtract,
     Switch,
     While,
+    WithConst,
     Zip,
 )
 from looptune.target import TARGETS
@@ -89,6 +98,9 @@ SAME: list[tuple[Build, str]] = [
     (lambda n: FmaLoad(9, 8, 2, 64), "vfmadd231{p} {v}9, {v}8, {v}word ptr [r10 + 0x40]"),
     (lambda n: Add(1, 2, 15), "vadd{p} {v}1, {v}2, {v}15"),
     (lambda n: Mul(1, 2, 3), "vmul{p} {v}1, {v}2, {v}3"),
+    (lambda n: Div(1, 2, 3), "vdiv{p} {v}1, {v}2, {v}3"),
+    (lambda n: Bound("max", 1, 2, 3), "vmax{p} {v}1, {v}2, {v}3"),
+    (lambda n: Bound("min", 1, 2, 3), "vmin{p} {v}1, {v}2, {v}3"),
     (lambda n: Move(1, 2), "vmovaps {v}1, {v}2"),
     (lambda n: Load(1, 0, 0, n), "vmovu{p} {v}1, {v}word ptr [r8]"),
     (lambda n: Load(1, 0, 0, 1), "vmov{s} xmm1, {e} ptr [r8]"),
@@ -260,7 +272,53 @@ EVEX: list[tuple[str, DType, Op, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "dtype", "op", "text"), [*VEX, *EVEX])
+LOW_HALF = ["vpmovzxwd ymm1, xmm1", "vpslld ymm1, ymm1, 0x10"]
+NARROW: list[tuple[str, DType, Op, list[str]]] = [
+    (
+        "avx2",
+        "float32",
+        LoadAs(1, 0, 4, 8, "bfloat16"),
+        ["vmovdqu xmm1, xmmword ptr [r8 + 4]", *LOW_HALF],
+    ),
+    (
+        "avx2",
+        "float32",
+        SplatAs(1, 0, 4, 8, "bfloat16"),
+        ["vpbroadcastw xmm1, word ptr [r8 + 4]", *LOW_HALF],
+    ),
+    (
+        "avx2",
+        "float32",
+        StoreAs(1, 0, 4, 5, (2, 3), "float16"),
+        [
+            "vcvtps2ph xmm1, ymm1, 0",
+            "vmovq qword ptr [r8 + 4], xmm1",
+            "vpextrw word ptr [r8 + 0xc], xmm1, 4",
+        ],
+    ),
+    (
+        "avx512",
+        "float32",
+        LoadAs(17, 0, 2, 16, "float16"),
+        ["vmovdqu16 ymm17, ymmword ptr [r8 + 2]", "vcvtph2ps zmm17, ymm17"],
+    ),
+    (
+        "avx512",
+        "int32",
+        LoadAs(17, 0, 2, 16, "int8_pair"),
+        [
+            "vmovdqu16 xmm17, xmmword ptr [r8 + 2]",
+            "vpmovsxbw ymm17, xmm17",
+            "vpmovzxwd zmm17, ymm17",
+        ],
+    ),
+    ("avx2", "int32", Add(1, 2, 3), ["vpaddd ymm1, ymm2, ymm3"]),
+    ("avx2", "int32", MulPairs(1, 2, 3), ["vpmaddwd ymm1, ymm2, ymm3"]),
+    ("avx512", "int32", FmaSplat(1, 2, 0, 4), ["vpdpwssd zmm1, zmm2, dword ptr [r8 + 4]{1to16}"]),
+]
+
+
+@pytest.mark.parametrize(("target", "dtype", "op", "text"), [*VEX, *EVEX, *NARROW])
 def test_what_differs(target: str, dtype: DType, op: Op, text: list[str]) -> None:
     assert body(op, target=target, dtype=dtype) == text
 
@@ -336,6 +394,20 @@ def test_constants_lie_aligned_behind_the_code() -> None:
     assert at == [96, 64, 96, 100]
     assert code[64:76] == b"\xff" * 12
     assert code[76:] == bytes(20) + bytes.fromhex("0000803f 000080bf")
+
+
+def test_arithmetic_with_constants_reads_them_behind_the_code() -> None:
+    ops = (WithConst("horner", 1, 2, 3.0), WithConst("mul", 3, 4, 3.0), Power(5, 6))
+    for target, vector in (("avx2", "ymmword ptr [rip"), ("avx512", "dword ptr [rip")):
+        code = code_of(*ops, target=target)
+        found = lines(code)
+        assert [line.split()[0] for line in found[:-1]] == [
+            "vfmadd213ps", "vmulps", "vaddps", "vpslld",
+        ]  # fmt: skip
+        assert all(vector in line for line in found[:3])
+        copies = 8 if target == "avx2" else 1
+        assert code.count(np.float32(3).tobytes() * copies) == 1
+        assert np.float32(1.5 * 2**23 + 127).tobytes() in code
 
 
 def test_lane_masks_beyond_six_are_set_where_they_are_used() -> None:

@@ -35,11 +35,13 @@ from looptune.program import (
     IfZero,
     Keep,
     Load,
+    LoadAs,
     LoadMask,
     Loop,
     Min,
     Op,
     PointerOp,
+    Power,
     Program,
     Restore,
     Save,
@@ -47,11 +49,14 @@ from looptune.program import (
     Scale,
     Set,
     Splat,
+    SplatAs,
     Step,
     Store,
+    StoreAs,
     Subtract,
     Switch,
     While,
+    WithConst,
 )
 
 ARGUMENTS = {BEGIN: Register.RDX, END: Register.RCX}
@@ -62,7 +67,8 @@ LOOP_ALIGNMENT = 32  # one fetch window
 POOL_ALIGNMENT = 64
 LOOPS = frozenset({Loop, While})
 BRANCHES = frozenset({Switch, IfZero})
-INDIFFERENT = frozenset({*ENCODED, Const, LoadMask, Base, Step}) - PARTIAL
+INDIFFERENT = frozenset({*ENCODED, Const, WithConst, Power, LoadMask, Base, Step}) - PARTIAL
+MANTISSA_BITS = {4: 23, 8: 52}
 INT32 = range(-(2**31), 2**31)
 
 # No-operations of 1 to 9 bytes, each a single instruction, as Intel's manual recommends.
@@ -132,6 +138,8 @@ def survey(body: tuple[Op, ...], found: Needs) -> None:
                 if lanes & (lanes - 1):
                     found.lanes.add(lanes)
             case Splat(lanes=lanes) | Keep(lanes=lanes):
+                found.lanes.add(lanes)
+            case LoadAs(lanes=lanes) | SplatAs(lanes=lanes) | StoreAs(lanes=lanes):
                 found.lanes.add(lanes)
             case Loop(counter, _, inner) | While(counter, _, inner):
                 found.scalars.add(counter)
@@ -276,6 +284,8 @@ class Assembler:
                 self.pointer(op)
             case Const() | LoadMask():
                 self.lanes_constant(op)
+            case WithConst() | Power():
+                self.arithmetic(op)
             case Loop() | While() | Switch() | IfZero():
                 self.control(op)
             case _:
@@ -320,7 +330,7 @@ class Assembler:
         vectors, here = self.vectors, Memory(Register.RIP, 0)
         match op:
             case Const(dst, value):
-                packed = struct.pack("<f" if vectors.item == 4 else "<d", value)
+                packed = vectors.packed(value)
                 if any(packed):
                     splat = encode(vectors.names["splat"], *vectors.wide(dst), here)
                     self.refer(splat, self.constant(packed))
@@ -330,6 +340,33 @@ class Assembler:
                 load = encode(vectors.names[f"load{vectors.bits // 8}"], *vectors.wide(dst), here)
                 ones = b"\xff" * (lanes * vectors.item)
                 self.refer(load, self.constant(ones.ljust(vectors.bits // 8, b"\0")))
+
+    def arithmetic(self, op: WithConst | Power) -> None:
+        """Arithmetic with a constant from behind the code, broadcast where the target can.
+
+        2 ** a is a plus the exponent's bias, rounded to whole by a large constant that leaves it in
+        the lowest bits; shifted, these are the exponent.
+        """
+        vectors = self.vectors
+        match op:
+            case WithConst(kind, dst, a, value):
+                self.with_vector_constant(kind, dst, a, value)
+            case Power(dst, a):
+                bits = MANTISSA_BITS[vectors.item]
+                bias = (1 << (7 if vectors.item == 4 else 10)) - 1
+                self.with_vector_constant("add", dst, a, 1.5 * 2**bits + bias)
+                code = encode(vectors.names["exponent"], *vectors.wide(dst, dst), Immediate(bits))
+                self.code += code
+
+    def with_vector_constant(self, kind: str, dst: int, a: int, value: float) -> None:
+        """One instruction whose last source is `value` in every lane."""
+        vectors = self.vectors
+        packed = vectors.packed(value)
+        if not vectors.evex:
+            packed *= vectors.lanes
+        here = Memory(Register.RIP, 0, vectors.evex)
+        code = encode(vectors.names[kind], *vectors.wide(dst, a), here)
+        self.refer(code, self.constant(packed))
 
     def control(self, op: Loop | While | Switch | IfZero) -> None:
         """Structured control flow; every branch is a 32-bit one."""

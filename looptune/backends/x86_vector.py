@@ -12,29 +12,38 @@ from typing import NamedTuple, get_args
 
 from iced_x86 import Register
 
+from looptune.backends.x86_convert import Width, load_as, store_as
 from looptune.backends.x86_encode import Immediate, Memory, Operand, encode, encode_cached
-from looptune.ir import ITEM_BYTES, DType
+from looptune.dtypes import ITEM_BYTES, DType, is_whole
 from looptune.program import (
     Add,
+    Bound,
+    Div,
     Evens,
     Extract,
     Extremum,
     Fma,
     FmaLoad,
     FmaSplat,
+    GatherAs,
     Insert,
     Keep,
     Load,
+    LoadAs,
     LoadLane,
     MachineOp,
     MaskedLoad,
     Move,
     Mul,
+    MulPairs,
     Pick,
     Prefetch,
+    ScatterAs,
     Shuffle,
     Splat,
+    SplatAs,
     Store,
+    StoreAs,
     StoreLane,
     VectorOp,
     Zip,
@@ -53,6 +62,11 @@ class Form(NamedTuple):
 
 FORMS = {
     "fma": Form("VFMADD231{p}_{v}_{v}_{v}M{n}", "VFMADD231{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
+    "sub": Form("VSUB{p}_{v}_{v}_{v}M{n}", "VSUB{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
+    "div": Form("VDIV{p}_{v}_{v}_{v}M{n}", "VDIV{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
+    "horner": Form("VFMADD213{p}_{v}_{v}_{v}M{n}", "VFMADD213{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
+    "exponent": Form("VPSLL{i}_{v}_{v}_IMM8", "VPSLL{i}_ZMM_K1Z_ZMMM512B{b}_IMM8"),
+    "pairs": Form("VPMADDWD_{v}_{v}_{v}M{n}", "VPMADDWD_ZMM_K1Z_ZMM_ZMMM512"),
     "add": Form("VADD{p}_{v}_{v}_{v}M{n}", "VADD{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
     "mul": Form("VMUL{p}_{v}_{v}_{v}M{n}", "VMUL{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_ER"),
     "max": Form("VMAX{p}_{v}_{v}_{v}M{n}", "VMAX{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_SAE"),
@@ -92,6 +106,10 @@ FORMS = {
     "pick": Form("VPERM2F128_YMM_YMM_YMMM256_IMM8", "VSHUFF32X4_ZMM_K1Z_ZMM_ZMMM512B32_IMM8"),
     "shuffle": Form("VPERMIL{p}_XMM_XMMM128_IMM8", "VPERMIL{p}_XMM_K1Z_XMMM128B{b}_IMM8"),
 }
+WHOLE = {  # what differs for int32: products are of pairs of int16, added to a sum (VNNI)
+    "fma": Form("VPDPWSSD_{v}_{v}_{v}M{n}", "VPDPWSSD_ZMM_K1Z_ZMM_ZMMM512B32"),
+    "add": Form("VPADDD_{v}_{v}_{v}M{n}", "VPADDD_ZMM_K1Z_ZMM_ZMMM512B32"),
+}
 PAIR_SPLAT = "VEX_VMOVDDUP_XMM_XMMM64"  # what stands in for a 128-bit vbroadcastsd
 
 POINTERS = (
@@ -115,7 +133,8 @@ LONGEST_OFFSET = 2**31 - 1
 
 
 FOLDED = frozenset({FmaLoad, FmaSplat})
-PARTIAL = frozenset({Load, Store, Splat, Keep})  # what may take a lane mask
+PARTIAL = frozenset({Load, Store, Splat, Keep, LoadAs, SplatAs, StoreAs})  # may take a lane mask
+ARITHMETIC: dict[type, str] = {Add: "add", Mul: "mul", Div: "div", MulPairs: "pairs"}
 AtOffset = Load | Splat | Store | FmaLoad | FmaSplat  # encodings that end in the displacement
 
 
@@ -130,21 +149,29 @@ class Vectors:
     def __init__(self, isa: str, vector_bytes: int, dtype: DType, masks: tuple[int, ...]) -> None:
         self.evex = isa == "avx512"
         self.item = ITEM_BYTES[dtype]
+        self.whole = is_whole(dtype)
         self.lanes = vector_bytes // self.item
         self.bits = vector_bytes * 8
         self.masks = masks
         wide = {16: "XMM", 32: "YMM", 64: "ZMM"}[vector_bytes]
         letter = "S" if self.item == 4 else "D"
         fields = {"v": wide, "n": self.bits, "b": 8 * self.item, "p": "P" + letter, "s": letter}
+        fields["i"] = "D" if self.item == 4 else "Q"
+        forms = {**FORMS, **WHOLE} if is_whole(dtype) else FORMS
         self.names = {
             key: ("EVEX_" + form.evex if self.evex else "VEX_" + form.vex).format(**fields)
-            for key, form in FORMS.items()
+            for key, form in forms.items()
         }
         if wide == "XMM" and letter == "D":
             self.names["splat"] = PAIR_SPLAT
         self.first = getattr(Register, wide + "0")
         self.codes: dict[type, dict[object, bytes]] = {kind: {} for kind in ENCODED}
         self.heads: dict[type, dict[object, bytes]] = {kind: {} for kind in get_args(AtOffset)}
+
+    @property
+    def narrow(self) -> Width:
+        """What conversions from and to narrow elements need."""
+        return Width(self.bits, self.evex, self.lane_mask)
 
     def missing(self, op: VectorOp | MachineOp) -> bytes:
         """Bytes of an operation that is not in `codes`."""
@@ -182,6 +209,12 @@ class Vectors:
             head = heads[key] = self.encode(op._replace(offset=LONGEST_OFFSET))[:-4]
         return head + struct.pack("<i", op.offset)
 
+    def packed(self, value: float) -> bytes:
+        """An element in memory."""
+        if self.whole:
+            return struct.pack("<i", int(value))
+        return struct.pack("<f" if self.item == 4 else "<d", value)
+
     def put(self, key: str, *operands: Operand, mask: int = 0, zero: bool = False) -> bytes:
         """One instruction of the table."""
         return encode(self.names[key], *operands, mask=mask, zero=zero)
@@ -202,20 +235,20 @@ class Vectors:
         match op:
             case Fma() | FmaLoad() | FmaSplat():
                 return self.multiply_add(op)
-            case Add(dst, a, b) | Mul(dst, a, b):
-                return self.put("add" if type(op) is Add else "mul", *self.wide(dst, a, b))
-            case Move(dst, src):
-                return self.put("move", *self.wide(dst, src))
+            case Add() | Mul() | Div() | MulPairs() | Bound() | Move():
+                return self.arithmetic(op)
             case Extremum():
                 return self.extremum(op)
             case Keep():
                 return self.keep(op)
-            case Zip() | Pick():
+            case Zip() | Pick() | Evens():
                 return self.exchange(op)
             case Load() | Splat() | Store() | MaskedLoad() | Prefetch():
                 return self.transfer(op)
-            case Evens():
-                return self.evens(op)
+            case LoadAs() | SplatAs() | GatherAs():
+                return load_as(op, self.narrow, POINTERS[op.pointer])
+            case StoreAs() | ScatterAs():
+                return store_as(op, self.narrow, POINTERS[op.pointer])
             case LoadLane() | StoreLane() | Extract() | Insert() | Shuffle():
                 return self.lane_move(op)
             case _:
@@ -231,6 +264,16 @@ class Vectors:
             case FmaSplat(dst, a, pointer, offset):
                 assert self.evex, "only AVX-512 folds a broadcast"
                 return self.put("fma", *self.wide(dst, a), Memory(POINTERS[pointer], offset, True))
+
+    def arithmetic(self, op: Add | Mul | Div | MulPairs | Bound | Move) -> bytes:
+        """One instruction between registers; vmax and vmin give their second source for a NaN."""
+        match op:
+            case Bound(kind, dst, limit, a):
+                return self.put(kind, *self.wide(dst, limit, a))
+            case Move(dst, src):
+                return self.put("move", *self.wide(dst, src))
+            case Add(dst, a, b) | Mul(dst, a, b) | Div(dst, a, b) | MulPairs(dst, a, b):
+                return self.put(ARITHMETIC[type(op)], *self.wide(dst, a, b))
 
     def transfer(self, op: Load | Splat | Store | MaskedLoad | Prefetch) -> bytes:
         """Loads and stores. Vectors of 4, 8, 16, ... bytes have instructions without a mask."""
@@ -296,7 +339,7 @@ class Vectors:
             mend = self.put("select", dst, dst, b, scratch)
         return unordered + self.put(op.kind, dst, b, a) + mend
 
-    def exchange(self, op: Zip | Pick) -> bytes:
+    def exchange(self, op: Zip | Pick | Evens) -> bytes:
         """Lanes of two registers; the parts of b count from 2 on AVX2, from 0 on AVX-512."""
         registers = self.wide(op.dst, op.a, op.b)
         match op:
@@ -305,6 +348,8 @@ class Vectors:
             case Pick(picks=picks) if self.evex:
                 order = sum(part << 2 * i for i, part in enumerate((*picks, *picks)))
                 return self.put("pick", *registers, Immediate(order))
+            case Evens():
+                return self.evens(op)
             case Pick(picks=picks):
                 order = picks[0] | (2 + picks[0]) << 4
                 return self.put("pick", *registers, Immediate(order))
@@ -335,8 +380,9 @@ class Vectors:
 
 
 ENCODED = (
-    Fma, FmaLoad, FmaSplat, Load, Splat, Store, Add, Mul, Move, Extremum, Keep, Prefetch,
-    Zip, Pick, Evens, MaskedLoad, LoadLane, StoreLane, Extract, Insert, Shuffle,
+    Fma, FmaLoad, FmaSplat, Load, Splat, Store, Add, Mul, Div, Bound, Move, Extremum, Keep,
+    Prefetch, Zip, Pick, Evens, MulPairs, MaskedLoad, LoadLane, StoreLane, Extract, Insert,
+    Shuffle, LoadAs, SplatAs, GatherAs, StoreAs, ScatterAs,
 )  # fmt: skip
 
 

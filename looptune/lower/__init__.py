@@ -18,7 +18,7 @@ from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
-GENERATOR_VERSION = 2  # part of every record: raise it when the generated code changes
+GENERATOR_VERSION = 3  # part of every record: raise it when the generated code changes
 
 __all__ = ["GENERATOR_VERSION", "form_of", "lower"]
 
@@ -78,12 +78,17 @@ def program(
 
 
 def empty_reduction(nest: Nest, target: Target) -> Program:
-    """A sum of no terms: the identity everywhere, or the old output where it accumulates."""
-    if nest.accumulate:
+    """A sum of no terms: the identity everywhere, or the old output where it accumulates; and then
+    the epilogue."""
+    if nest.accumulate and not nest.epilogue:
         return program(nest, target, (), Registers(), 0, 1)
     kept = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in nest.axes)
-    output = replace(nest, axes=kept, inputs=(replace(nest.output, name="unread"),))
+    old = replace(nest.output, name="old")
+    alone = replace(nest, axes=kept, inputs=(old,), accumulate=False)
     loops = tuple(Loop(axis) for axis in range(len(kept)))
-    form = form_of(Schedule(output, loops), target)
-    ops, used = emit_nest(form, (Place(0, 0), Place(0, 0)), IDENTITY[nest.reduction])
+    form = form_of(Schedule(alone, loops), target)
+    first = 1 + len(nest.inputs)
+    places = (Place(0, 0), Place(0, 0), *(Place(first + i, 0) for i in range(len(nest.extras))))
+    constant = None if nest.accumulate else IDENTITY[nest.reduction]
+    ops, used = emit_nest(form, places, constant)
     return program(nest, target, ops, used, 0, 1)

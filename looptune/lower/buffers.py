@@ -3,14 +3,16 @@
 Packs at the root are copied once, whole, before the nest, and padded where the nest reads outside
 the tensor. Packs inside a loop hold the box that one iteration of it touches; a pack of the output
 is a write cache, computed from nothing and written back. All lie one after another in the scratch.
+Copies hold elements of the accumulator's type: narrow ones are widened on the way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from looptune.dtypes import ACCUMULATOR, DType
 from looptune.errors import LoweringError
 from looptune.ir import Dim, Nest, Operand
 from looptune.schedule import Pack, Schedule
@@ -26,13 +28,15 @@ Box = tuple[tuple[int, int], ...]  # per dimension, first index and one past the
 
 @dataclass(frozen=True)
 class Buffer:
-    """A packed operand: `box` of `source` (operand number `number`) at `offset` in the scratch."""
+    """A packed operand: `box` of `source` (operand number `number`) at `offset` in the scratch, in
+    elements of `dtype`."""
 
     number: int
     source: Operand
     box: Box
     order: tuple[int, ...]
     offset: int
+    dtype: DType
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -47,7 +51,7 @@ class Buffer:
     @property
     def end(self) -> int:
         """First aligned byte behind the copy."""
-        return aligned_end(self.offset, self.sizes, self.source)
+        return aligned_end(self.offset, self.operand)
 
     @property
     def operand(self) -> Operand:
@@ -58,7 +62,7 @@ class Buffer:
                 self.sizes, self.strides, self.source.dims, self.box, strict=True
             )
         )
-        return replace(self.source, dims=dims)
+        return replace(self.source, dims=dims, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Inner:
     @property
     def end(self) -> int:
         """First aligned byte behind the copy."""
-        return aligned_end(self.offset, self.operand.shape, self.operand)
+        return aligned_end(self.offset, self.operand)
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,9 @@ def strides_in(order: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...
     return tuple(found)
 
 
-def aligned_end(offset: int, sizes: tuple[int, ...], operand: Operand) -> int:
-    """First aligned byte behind a copy of these sizes at `offset`."""
-    size = math.prod(sizes) * operand.item_bytes
+def aligned_end(offset: int, copy: Operand) -> int:
+    """First aligned byte behind a copy at `offset`."""
+    size = math.prod(copy.shape) * copy.item_bytes
     return offset + -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -134,18 +138,21 @@ def packed(schedule: Schedule) -> Packed:
     return checked(Packed(nest, root, (), nest.operands))
 
 
-def with_inner(outer: Packed, schedule: Schedule, ranges: Sequence[Ranges]) -> Packed:
-    """`outer` with the packs inside loops; `ranges[d]` are the range sets below d loops."""
+def with_inner(
+    outer: Packed, packs: Iterable[tuple[int, Pack]], ranges: Sequence[Ranges]
+) -> Packed:
+    """`outer` with packs inside so many loops; `ranges[d]` are the range sets below d loops."""
     operands = list(outer.operands)
     inner: list[Inner] = []
     offset = outer.scratch_bytes
-    packs = [(schedule.depth(pack), pack) for pack in schedule.packs if not at_root(pack)]
     for depth, pack in sorted(packs, key=lambda pair: (pair[0], pair[1].operand)):
         extents = {axis: values[0] for axis, values in ranges[depth].items()}
         source = operands[pack.operand]
         copied = source is not outer.operands[pack.operand]
         margins = ((0, 0),) * len(source.dims) if copied else source.overhang(outer.nest.axes)
-        made = inner_pack(depth, pack, source, extents, offset, margins)
+        dtype = copied_dtype(outer.nest, pack.operand)
+        made = inner_pack(depth, pack, source, extents, dtype)
+        made = replace(made, offset=offset, margins=margins)
         operands[pack.operand] = made.operand
         offset = made.end
         inner.append(made)
@@ -170,7 +177,17 @@ def buffer_of(nest: Nest, pack: Pack, offset: int) -> Buffer:
     source = nest.operands[pack.operand]
     bounds = (dim.bounds(nest.axes) for dim in source.dims)
     box = tuple((low, high + 1) for low, high in bounds)
-    return Buffer(pack.operand, source, box, pack.order, offset)
+    return Buffer(pack.operand, source, box, pack.order, offset, copied_dtype(nest, pack.operand))
+
+
+def copied_dtype(nest: Nest, number: int) -> DType:
+    """The type of a copy: the accumulator's, but for factors of products of whole numbers."""
+    return "int16x2" if number and multiplies_pairs(nest) else ACCUMULATOR[nest.dtype]
+
+
+def multiplies_pairs(nest: Nest) -> bool:
+    """Whether products are of int8, which registers hold as pairs of int16."""
+    return nest.dtype == "int32" and len(nest.inputs) == 2
 
 
 def inner_pack(
@@ -178,18 +195,17 @@ def inner_pack(
     pack: Pack,
     source: Operand,
     extents: Mapping[int, int],
-    offset: int,
-    margins: tuple[tuple[int, int], ...],
+    dtype: DType,
 ) -> Inner:
-    """The box of `source` below `depth` loops, which leave pieces of at most `extents`."""
+    """The box of `source` below `depth` loops, which leave pieces of at most `extents`, its place
+    still to come."""
     if pack.operand == 0:
         dims = written_dims(source, extents)
     else:
         dims = tuple(read_dim(dim, extents) for dim in source.dims)
     strides = strides_in(pack.order, tuple(dim.size for dim in dims))
     dims = tuple(replace(dim, stride=step) for dim, step in zip(dims, strides, strict=True))
-    copy = replace(source, dims=dims)
-    return Inner(depth, pack.operand, source, copy, offset, margins)
+    return Inner(depth, pack.operand, source, replace(source, dims=dims, dtype=dtype), 0, ())
 
 
 def read_dim(dim: Dim, extents: Mapping[int, int]) -> Dim:

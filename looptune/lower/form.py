@@ -17,13 +17,25 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from looptune.dtypes import is_narrow
 from looptune.errors import LoweringError
-from looptune.ir import Nest, Operand
-from looptune.lower.buffers import Packed, Ranges, packed, with_inner
-from looptune.schedule import Loop, Schedule
+from looptune.ir import Activation, Combine, Nest, Operand, Step
+from looptune.lower.buffers import (
+    Packed,
+    Ranges,
+    at_root,
+    multiplies_pairs,
+    packed,
+    with_inner,
+)
+from looptune.program import Format
+from looptune.schedule import Loop, Pack, Schedule
 from looptune.target import Target
 
 MAX_LOOPS = 64
+CONVERTED = 2  # instructions to widen a vector; narrowing takes up to four times as many
+# Instructions of one step of an epilogue on one vector.
+STEP_SIZE = {"add": 1, "mul": 1, "scale": 1, "relu": 1, "sigmoid": 18, "tanh": 22, "gelu": 40}
 HARD_LIMIT = 16  # times the target's instruction limit: beyond it a schedule is refused
 
 Leaf = tuple[int, int]  # offset and lanes of one vector along the vector axis
@@ -49,6 +61,15 @@ class Form:
     rolled: tuple[Loop, ...]
     unrolled: tuple[Loop, ...]
     parallel: int | None
+
+    def format_of(self, operand: Operand) -> Format | None:
+        """The format an operand has in memory, if it is not the registers'."""
+        if operand.dtype == "float16" or operand.dtype == "bfloat16":
+            return operand.dtype
+        if operand.dtype == "int8":
+            to_pairs = multiplies_pairs(self.nest) or self.nest.output.dtype == "int16x2"
+            return "int8_pair" if to_pairs else "int8"
+        return None
 
     @property
     def nest(self) -> Nest:
@@ -86,7 +107,8 @@ class Form:
     def transposed(self) -> int | None:
         """The tile axis along which the output is contiguous, where the tile is copied from an
         input that is contiguous along the vector axis instead; else None."""
-        if self.vector is None or self.nest.reductions or self.nest.accumulate:
+        nest = self.nest
+        if self.vector is None or nest.reductions or nest.accumulate or nest.epilogue:
             return None
         output, source = self.operands[:2]
         across = [axis for axis in self.tile if axis != self.vector and output.stride_of(axis) == 1]
@@ -164,7 +186,7 @@ def footprint(nest: Nest, loops: tuple[Loop, ...], ranges: Ranges, vector: int |
 def vector_cost(problem: Packed, axis: int, reach: int, lanes: int) -> float:
     """Rough cycles a point if `axis`, in pieces of `reach` elements, is spread over the lanes."""
     used = reach / math.ceil(reach / lanes)
-    nest, (output, *inputs) = problem.nest, problem.operands
+    nest, (output, *inputs) = problem.nest, problem.operands[: 1 + len(problem.nest.inputs)]
     length = math.prod(nest.axes[a].extent for a in nest.reductions)
     reads = sum({0: 0.25, 1: 0.5}.get(op.stride_of(axis), 1.0 * lanes) for op in inputs)
     if nest.axes[axis].reduction:
@@ -237,8 +259,40 @@ def first_fit(nest: Nest, loops: tuple[Loop, ...], vector: int | None, budget: i
 
 
 def register_budget(nest: Nest, target: Target) -> int:
-    """Accumulators available: a maximum needs three more temporaries than a product-sum."""
-    return target.accumulators - (0 if nest.reduction == "add" else 3)
+    """Accumulators available: a maximum needs three more temporaries than a product-sum, an
+    activation one where a mask takes a register, too."""
+    if nest.reduction != "add":
+        return target.accumulators - 3
+    heavy = any(isinstance(step, Activation) and step.kind != "relu" for step in nest.epilogue)
+    return target.accumulators - (1 if heavy and not target.masks else 0)
+
+
+def revisited(nest: Nest, loops: Iterable[Loop]) -> bool:
+    """Whether one of the loops is a reduction: what lies inside it visits the output again."""
+    return any(nest.axes[loop.axis].reduction for loop in loops)
+
+
+def placed_packs(schedule: Schedule, loops: tuple[Loop, ...], scope: int) -> list[tuple[int, Pack]]:
+    """The packs inside loops and write caches, and how many loops lie around each.
+
+    Partial sums of a narrow output need a write cache around all reductions outside the scope.
+    Raises `LoweringError` for a cache inside one, which would round them, or end them, each time.
+    """
+    nest = schedule.nest
+    found = [(schedule.depth(pack), pack) for pack in schedule.packs if not at_root(pack)]
+    finished = is_narrow(nest.output.dtype) or bool(nest.epilogue)
+    for depth, pack in found:
+        if pack.operand == 0 and finished and revisited(nest, loops[:depth]):
+            raise LoweringError(
+                f"a write cache of {nest.output.name} lies inside a reduction loop, but what it "
+                "writes back must be final: put the cache outside"
+            )
+    if is_narrow(nest.output.dtype) and not any(pack.operand == 0 for _, pack in found):
+        reductions = (i for i, x in enumerate(loops[:scope]) if nest.axes[x.axis].reduction)
+        first = next(reductions, None)
+        if first is not None:
+            found.append((first, Pack(0, tuple(range(len(nest.output.dims))))))
+    return found
 
 
 def form_of(schedule: Schedule, target: Target) -> Form:
@@ -260,13 +314,14 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     shared = parallel_position(schedule, loops)
     if shared is not None:
         scope = max(scope, shared + 1)
-        caches = [schedule.depth(pack) for pack in schedule.packs if pack.operand == 0]
-        if any(depth <= shared for depth in caches):
+    placed = placed_packs(schedule, loops, scope)
+    if shared is not None:
+        if any(depth <= shared for depth, pack in placed if pack.operand == 0):
             raise LoweringError(
                 "a write cache outside the parallel loop would be written back whole by each thread"
             )
     ranges = range_sets(nest, loops)
-    problem = with_inner(problem, schedule, ranges)
+    problem = with_inner(problem, placed, ranges)
     scope = max([scope, *(pack.depth for pack in problem.inner)])
     limit = furthest(target) // 2
     while (
@@ -396,11 +451,19 @@ def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, .
         else:
             tiles *= sum(ranges[axis])
     terms = predicted_terms(form, rolled, unrolled, ranges)
-    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in form.operands[1:])
+    inputs = form.operands[1 : 1 + len(form.nest.inputs)]
+    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in inputs)
     if form.transposed is not None:
         return tiles * (2 + form.lanes.bit_length()) + 20 * len(form.loops)
     stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.operands[0]))
+    stores += tiles * sum(STEP_SIZE[step_kind(step)] for step in form.nest.epilogue)
+    stores += tiles * sum(vector_size(form, op) for op in form.nest.extras)
     return stores + terms * (tiles + reads) + 20 * len(form.loops)
+
+
+def step_kind(step: Step) -> str:
+    """What `STEP_SIZE` calls a step of an epilogue."""
+    return step.kind if isinstance(step, Activation | Combine) else "scale"
 
 
 def vector_size(form: Form, operand: Operand) -> int:
@@ -408,8 +471,11 @@ def vector_size(form: Form, operand: Operand) -> int:
 
     Every second element is read by two loads and up to three shuffles.
     """
+    narrow = CONVERTED if is_narrow(operand.dtype) else 0
     if form.vector is None or operand.stride_of(form.vector) in (0, 1):
-        return 1
+        return 1 + narrow * (4 if operand is form.operands[0] else 1)
+    if narrow:
+        return 2 * form.lanes
     if operand.stride_of(form.vector) == 2 and operand is not form.operands[0]:
         return 5
     return form.lanes + form.lanes // 2

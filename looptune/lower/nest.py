@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from looptune.lower.buffers import Inner
+from looptune.lower.buffers import Inner, multiplies_pairs
+from looptune.lower.epilogue import epilogue
 from looptune.lower.form import Form, inner_ranges
 from looptune.lower.region import (
     Access,
@@ -21,10 +22,10 @@ from looptune.lower.region import (
     add_old,
     body,
     count_terms,
-    finish,
     make_tile,
     merge_copies,
     start,
+    store,
     transposed_copy,
 )
 from looptune.program import (
@@ -61,8 +62,15 @@ class Dynamic(NamedTuple):
 
 Extent = int | Dynamic
 Extents = Mapping[int, Extent]
-Flag = int | Dynamic  # 0: the output is not yet written, 1: it is, or the scalar that knows
+Flag = int | Dynamic  # 0 or not, or the scalar that knows
 Ops = tuple[Op, ...]
+
+
+class Visit(NamedTuple):
+    """Whether the output has been visited before, and whether it will be again (not 0)."""
+
+    before: Flag
+    again: Flag = 0
 
 
 class Place(NamedTuple):
@@ -92,7 +100,8 @@ class Registers:
 
 NONE_USED = Registers()
 
-Copier = Callable[[Inner, Access, Mapping[int, int], bool, Registers], tuple[Ops, Registers]]
+Way = Literal["in", "out", "add"]  # a box into its copy, back from it, or added to what is there
+Copier = Callable[[Inner, Access, Mapping[int, int], Way, Registers], tuple[Ops, Registers]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,8 @@ class Frame:
 
     `accesses` are the operands as the loops at hand see them, `packs` what is still to be packed
     further inside, with the access to each copy, and `copier` writes the code that copies.
-    Scalars of loop i: counter, range below it, first-visit flag, then one to save each pointer.
+    Scalars of loop i: counter, range below it, whether the output was visited; with an epilogue,
+    whether it will be again and a spare one for that; then one to save each pointer.
     """
 
     form: Form
@@ -114,7 +124,7 @@ class Frame:
     @property
     def each(self) -> int:
         """Scalars of one loop."""
-        return 3 + len(self.accesses)
+        return (5 if self.form.nest.epilogue else 3) + len(self.accesses)
 
     def scalars_of(self, loop: int) -> range:
         """The scalars of loop number `loop` among real and rolled loops."""
@@ -162,8 +172,7 @@ def emit_nest(
         start = place.offset + operand.base * operand.item_bytes - access.bias
         bases += pointed(access.pointer, place, start, first.scalars)
     extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
-    visited: Flag = 1 if form.nest.accumulate else 0
-    ops, used = outer_loop(frame, 0, extents, visited)
+    ops, used = outer_loop(frame, 0, extents, Visit(1 if form.nest.accumulate else 0))
     return (*bases, *ops), used | frame.used | Registers(first.scalars + 1)
 
 
@@ -177,28 +186,34 @@ def pointed(pointer: int, place: Place | Through, offset: int, scalar: int) -> O
             return (Save(scalar, other), Restore(pointer, scalar), *step)
 
 
-def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops, Registers]:
+def outer_loop(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[Ops, Registers]:
     """Real loop number `at` and all inside it, and the registers that copies inside it use."""
     form = frame.form
     if any(pack.depth == at for pack, _ in frame.packs):
-        return with_packs(frame, at, extents, flag)
+        return with_packs(frame, at, extents, visit)
     if at == form.scope:
-        return specialised(form.tile, extents, lambda e: tile_code(frame, e, flag)), Registers()
+        return specialised(form.tile, extents, lambda e: tile_code(frame, e, visit)), Registers()
     loop = form.loops[at]
     scalars = frame.scalars_of(at)
     counter, current, visited = scalars[:3]
     whole = extents[loop.axis]
     values = inner_ranges(values_of(whole), loop.step)
     below = values[0] if len(values) == 1 else Dynamic(current, values)
-    inner_flag = flag
+    inner = visit
     before: Ops = ()
     after: Ops = ()
-    if form.nest.axes[loop.axis].reduction and flag != 1:
-        inner_flag = Dynamic(visited, (0, 1))
-        before = (Set(visited, flag) if isinstance(flag, int) else Copy(visited, flag.scalar),)
+    tail: Ops = () if isinstance(below, int) else (Min(current, counter, loop.step),)
+    if form.nest.axes[loop.axis].reduction and visit.before != 1:
+        inner = inner._replace(before=Dynamic(visited, (0, 1)))
+        before = (assigned(visited, visit.before),)
         after = (Set(visited, 1),)
-    inside, used = outer_loop(frame, at + 1, {**extents, loop.axis: below}, inner_flag)
-    tail = () if isinstance(below, int) else (Min(current, counter, loop.step),)
+    if form.nest.axes[loop.axis].reduction and form.nest.epilogue:
+        # again = visit.again + (counter - min(counter, step)): 0 in the last iteration of all.
+        again, spare = scalars[3:5]
+        rest = (Min(spare, counter, loop.step), Subtract(spare, counter), Subtract(again, spare))
+        tail = (*tail, assigned(again, visit.again), *rest)
+        inner = inner._replace(again=Dynamic(again, (0, 1)))
+    inside, used = outer_loop(frame, at + 1, {**extents, loop.axis: below}, inner)
     steps = pointer_steps(frame.accesses, loop)
     work = (*tail, *inside, *after, *steps)
     if at == form.parallel:
@@ -206,9 +221,18 @@ def outer_loop(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops
     return (*before, *counted_loop(frame, loop, scalars, whole, work, undo=at > 0)), used
 
 
-def with_packs(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops, Registers]:
+def assigned(scalar: int, flag: Flag) -> Op:
+    """Set a scalar to a flag."""
+    return Set(scalar, flag) if isinstance(flag, int) else Copy(scalar, flag.scalar)
+
+
+def with_packs(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[Ops, Registers]:
     """Copy the boxes that the loops from number `at` on touch, run these on the copies, and
-    write the output's copy back."""
+    write the output's copy back.
+
+    The output's starts from nothing and is added to what is there, unless the epilogue wants
+    the sum: then it starts from what is there.
+    """
     here = [pair for pair in frame.packs if pair[0].depth == at]
     later = tuple(pair for pair in frame.packs if pair[0].depth != at)
     accesses = list(frame.accesses)
@@ -217,45 +241,51 @@ def with_packs(frame: Frame, at: int, extents: Extents, flag: Flag) -> tuple[Ops
     used = Registers()
     for pack, access in here:
         outside = accesses[pack.number]
-        copies, more = copied_box(frame, pack, outside, extents, flag)
+        loaded = pack.number == 0 and bool(frame.form.nest.epilogue) and visit.before == 1
+        before_write: Flag = 0 if loaded else visit.before
+        if loaded:
+            ops, more = copied_box(frame, pack, outside, extents, "in")
+            before, used = before + ops, used | more
+        way: Literal["in"] | Flag = "in" if pack.number else before_write
+        copies, more = copied_box(frame, pack, outside, extents, way)
         start = pack.offset + pack.operand.base * pack.operand.item_bytes - access.bias
         base = Base(access.pointer, SCRATCH, start)
         if pack.number:
             before += copies
         else:
-            after, flag = copies + after, 0
+            after, visit = copies + after, visit._replace(before=int(loaded))
         before += (base,)
         accesses[pack.number] = access
         used |= more
     inner = replace(frame, accesses=tuple(accesses), packs=later)
-    ops, more = outer_loop(inner, at, extents, flag)
+    ops, more = outer_loop(inner, at, extents, visit)
     return (*before, *ops, *after), used | more
 
 
 def copied_box(
-    frame: Frame, pack: Inner, outside: Access, extents: Extents, flag: Flag
+    frame: Frame, pack: Inner, outside: Access, extents: Extents, way: Literal["in"] | Flag
 ) -> tuple[Ops, Registers]:
-    """Code that fills the copy of an input, or writes back that of the output: added to what is
-    there unless this is the first visit."""
+    """Code that fills a copy, or writes back that of the output: added to what is there if the
+    flag is set."""
     copier = frame.copier
     assert copier is not None, "a copy does not hold packs"
     used = Registers()
 
-    def copy(sizes: Mapping[int, int], add: bool) -> Ops:
+    def copy(sizes: Mapping[int, int], way: Way) -> Ops:
         nonlocal used
-        ops, more = copier(pack, outside, sizes, add, frame.used)
+        ops, more = copier(pack, outside, sizes, way, frame.used)
         used |= more
         return ops
 
     def make(extents: Extents) -> Ops:
         sizes = {axis: values_of(extent)[0] for axis, extent in extents.items()}
-        if pack.number:
-            return copy(sizes, False)
-        match flag:
+        match way:
+            case "in":
+                return copy(sizes, "in")
             case int():
-                return copy(sizes, bool(flag))
+                return copy(sizes, "add" if way else "out")
             case Dynamic():
-                return visit(flag, copy(sizes, False), copy(sizes, True))
+                return by_flag(way, copy(sizes, "out"), copy(sizes, "add"))
 
     dims = pack.source.dims
     axes = tuple(axis for axis in extents if any(dim.coefficients[axis] for dim in dims))
@@ -324,24 +354,30 @@ def shared_loop(frame: Frame, loop: ScheduleLoop, at: int, work: Ops) -> Ops:
     )
 
 
-def tile_code(frame: Frame, extents: Extents, flag: Flag) -> Ops:
-    """One register tile: start, all reductions inside the scope, store."""
+def tile_code(frame: Frame, extents: Extents, visit: Visit) -> Ops:
+    """One register tile: start, all reductions inside the scope, epilogue, store."""
     form = frame.form
     static = static_extents(extents)
     if frame.constant is not None:
         tile = make_tile(form, frame.accesses, static, 1)
-        return (*(Const(r, frame.constant) for r in range(tile.count)), *finish(tile))
+        constants = (Const(r, frame.constant) for r in range(tile.count))
+        return (*constants, *finish(tile, visit.again))
     tile = make_tile(form, frame.accesses, static, full_terms(form, extents))
     if form.transposed is not None:
         return tuple(transposed_copy(tile, static))
-    if not form.nest.reductions and flag == 0:
-        return (*body(tile, static, first=True), *finish(tile))
+    if not form.nest.reductions and visit.before == 0 and not multiplies_pairs(form.nest):
+        return (*body(tile, static, first=True), *finish(tile, visit.again))
     inside = rolled_loop(frame, tile, 0, extents)
-    ops = (*visit(flag, start(tile, load=False), start(tile, load=True)), *inside)
+    ops = (*by_flag(visit.before, start(tile, load=False), start(tile, load=True)), *inside)
     ops = (*ops, *merge_copies(tile))
     if form.reduces_lanes:
-        ops = (*ops, *across_lanes(tile), *visit(flag, (), tuple(add_old(tile))))
-    return (*ops, *finish(tile))
+        ops = (*ops, *across_lanes(tile), *by_flag(visit.before, (), tuple(add_old(tile))))
+    return (*ops, *finish(tile, visit.again))
+
+
+def finish(tile: Tile, again: Flag) -> Ops:
+    """The epilogue, unless the output is visited again, and the stores."""
+    return (*by_flag(again, tuple(epilogue(tile)), ()), *store(tile))
 
 
 def static_extents(extents: Extents) -> dict[int, int]:
@@ -357,11 +393,11 @@ def full_terms(form: Form, extents: Extents) -> int:
     return count_terms(form, {axis: values[0] for axis, values in inner.items()})
 
 
-def visit(flag: Flag, first: Ops, again: Ops) -> Ops:
-    """`first` on the first visit of the output, `again` on later ones."""
+def by_flag(flag: Flag, unset: Ops, set_: Ops) -> Ops:
+    """`unset` where the flag is 0, `set_` otherwise."""
     if isinstance(flag, int):
-        return again if flag else first
-    return first if first == again else (IfZero(flag.scalar, first, again),)
+        return set_ if flag else unset
+    return unset if unset == set_ else (IfZero(flag.scalar, unset, set_),)
 
 
 def rolled_loop(frame: Frame, tile: Tile, number: int, extents: Extents) -> Ops:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from looptune.ir import Axis, Dim, DType, Nest, Operand
+from looptune.dtypes import DType
+from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.lower.buffers import Box, Buffer, Inner
 from looptune.lower.form import form_of, within_reach
-from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, emit_nest
+from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, Way, emit_nest
 from looptune.lower.region import Access
 from looptune.program import SCRATCH
 from looptune.schedule import Loop, Schedule
@@ -65,21 +66,22 @@ def emit_part(
     buffer: Buffer, part: Box, target: Target, fill: float | None
 ) -> tuple[Ops, Registers]:
     """Copy `part` of the tensor into the buffer, or fill it."""
-    source, item = buffer.source, buffer.source.item_bytes
+    source, copy = buffer.source, buffer.operand
     dims = list(zip(part, buffer.box, buffer.strides, source.strides, strict=True))
     moves = [Move(last - first, to, at if fill is None else 0) for (first, last), _, to, at in dims]
     to = sum((first - low) * stride for (first, _), (low, _), stride, _ in dims)
     at = sum(first * stride for (first, _), _, _, stride in dims)
-    here = Place(SCRATCH, buffer.offset + item * to)
-    there = Place(buffer.number, item * at) if fill is None else here
-    return emit_copy(copy_nest(moves, source.dtype), (here, there), target, fill)
+    here = Place(SCRATCH, buffer.offset + copy.item_bytes * to)
+    there = Place(buffer.number, source.item_bytes * at) if fill is None else here
+    nest = copy_nest(moves, copy.dtype, source.dtype)
+    return emit_copy(nest, (here, there), target, fill)
 
 
 def emit_box(
     pack: Inner,
     outside: Access,
     sizes: Mapping[int, int],
-    add: bool,
+    way: Way,
     taken: Registers,
     *,
     nest: Nest,
@@ -88,15 +90,21 @@ def emit_box(
     """Code that copies the box of a pack inside a loop, and the registers used when it ends.
 
     `outside` points at the tensor where every axis is at the start of its piece, `sizes` are the
-    pieces. An input is read into its copy; the output's copy is written back, or with `add`
-    combined with what is there by the reduction of `nest`.
+    pieces. An input is read into its copy; the output's copy is written back, combined ("add")
+    with what is there by the reduction of `nest`, or read first.
     """
     if pack.number:
         return emit_read(pack, outside, sizes, target, taken)
-    copy = copy_nest(moves_back(pack, sizes), pack.source.dtype)
-    if add:
+    moves = moves_back(pack, sizes)
+    there, here = Through(outside.pointer, outside.bias), Place(SCRATCH, pack.offset)
+    places: tuple[Place | Through, ...] = (there, here)
+    if way == "in":
+        moves, places = [Move(n, read, written) for n, written, read in moves], (here, there)
+        copy = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
+    else:
+        copy = copy_nest(moves, pack.source.dtype, pack.operand.dtype)
+    if way == "add":
         copy = replace(copy, accumulate=True, reduction=nest.reduction)
-    places = (Through(outside.pointer, outside.bias), Place(SCRATCH, pack.offset))
     return emit_copy(copy, places, target, None, taken)
 
 
@@ -115,17 +123,18 @@ def emit_read(
     )
 
     def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
-        item, inner, outer, moves = pack.source.item_bytes, 0, 0, []
+        inner, outer, moves = 0, 0, []
         for (low, high), first, dim, source in zip(
             part, firsts, pack.operand.dims, pack.source.dims, strict=True
         ):
             moves.append(Move(high - low, dim.stride, 0 if fill is not None else source.stride))
             inner += (dim.offset + first + low) * dim.stride
             outer += (first + low) * source.stride
-        here = Place(SCRATCH, pack.offset + item * inner)
-        there = Through(outside.pointer, outside.bias + item * outer)
+        here = Place(SCRATCH, pack.offset + pack.operand.item_bytes * inner)
+        there = Through(outside.pointer, outside.bias + pack.source.item_bytes * outer)
         places = (here, here if fill is not None else there)
-        return emit_copy(copy_nest(moves, pack.source.dtype), places, target, fill, taken)
+        nest = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
+        return emit_copy(nest, places, target, fill, taken)
 
     return emit_padded(tuple((0, n) for n in extents), inside, pack.source.fill, emit)
 
@@ -140,7 +149,7 @@ def moves_back(pack: Inner, sizes: Mapping[int, int]) -> list[Move]:
     return moves
 
 
-def copy_nest(moves: Iterable[Move], dtype: DType) -> Nest:
+def copy_nest(moves: Iterable[Move], written: DType, read: DType) -> Nest:
     """to[i] = from[i] over the moves, those merged that are contiguous on both sides."""
     merged: list[Move] = []
     for move in sorted(moves, key=lambda move: -abs(move.written)):
@@ -154,14 +163,14 @@ def copy_nest(moves: Iterable[Move], dtype: DType) -> Nest:
     axes = tuple(Axis(f"d{i}", move.extent) for i, move in enumerate(merged))
     units = [tuple(int(i == other) for other in range(len(merged))) for i in range(len(merged))]
 
-    def operand(name: str, strides: Sequence[int]) -> Operand:
+    def operand(name: str, dtype: DType, strides: Sequence[int]) -> Operand:
         dims = zip(merged, strides, units, strict=True)
         return Operand(
             name, dtype, tuple(Dim(move.extent, step, unit) for move, step, unit in dims)
         )
 
-    written = operand("to", [move.written for move in merged])
-    return Nest(axes, written, (operand("from", [move.read for move in merged]),))
+    to = operand("to", written, [move.written for move in merged])
+    return Nest(axes, to, (operand("from", read, [move.read for move in merged]),))
 
 
 def emit_copy(
@@ -173,6 +182,8 @@ def emit_copy(
 ) -> tuple[Ops, Registers]:
     """Code of a copy nest, or with `fill` of one that reads nothing."""
     small = replace(target, code_instructions=target.code_instructions // COPY_SHARE)
+    if nest.output.dtype == "int16x2" and fill is not None:
+        fill = int(fill) & 0xFFFF
     return emit_nest(form_of(copy_schedule(nest, target), small), places, fill, taken)
 
 

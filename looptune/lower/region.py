@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from looptune.dtypes import ITEM_BYTES
 from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Operand
+from looptune.lower.buffers import multiplies_pairs
 from looptune.lower.form import Form, register_budget
 from looptune.lower.transpose import PART_BYTES, transpose
 from looptune.program import (
@@ -22,15 +24,21 @@ from looptune.program import (
     Fma,
     FmaLoad,
     FmaSplat,
+    Format,
     Gather,
+    GatherAs,
     Keep,
     Load,
+    LoadAs,
     Mul,
     Op,
     Reduce,
     Scatter,
+    ScatterAs,
     Splat,
+    SplatAs,
     Store,
+    StoreAs,
 )
 
 Extents = Mapping[int, int]
@@ -41,7 +49,8 @@ Pieces = list[tuple[int, Sequence[int]]]  # per axis, the positions visited alon
 # two are made for every multiply-add and a NamedTuple costs ten times as much.
 Read = tuple[int, int, int]
 Job = tuple[int, Read, Read]  # accumulator += product of two vectors
-Product = Load | Splat | Gather | Fma | FmaLoad | FmaSplat | Mul
+Reading = Load | Splat | Gather | LoadAs | SplatAs | GatherAs
+Product = Reading | Fma | FmaLoad | FmaSplat | Mul
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class Access:
     """How an operand is addressed: its pointer and byte strides, all offsets made positive.
 
     `kind` says what a vector of it is: "unit", "splat" or "strided" lanes; `dense` that what lies
-    between strided lanes is the operand's, too.
+    between strided lanes is the operand's, too. `form` is the format in memory where that is not
+    the registers'.
     """
 
     pointer: int
@@ -58,6 +68,28 @@ class Access:
     bias: int
     kind: str
     dense: bool
+    form: Format | None = None
+
+    def load(self, dst: int, offset: int, lanes: int) -> Load | LoadAs:
+        """Load lanes that lie side by side."""
+        if self.form is None:
+            return Load(dst, self.pointer, offset, lanes)
+        return LoadAs(dst, self.pointer, offset, lanes, self.form)
+
+    def store(self, src: int, offset: int, lanes: int, scratch: Sequence[int]) -> Store | StoreAs:
+        """Store lanes that lie side by side; what src holds is no longer wanted."""
+        if self.form is None:
+            return Store(src, self.pointer, offset, lanes, scratch[0])
+        return StoreAs(src, self.pointer, offset, lanes, (scratch[0], scratch[1]), self.form)
+
+    def scatter(
+        self, src: int, offset: int, lanes: int, scratch: Sequence[int]
+    ) -> Scatter | ScatterAs:
+        """Store lanes that lie apart; what src holds is no longer wanted."""
+        if self.form is None:
+            return Scatter(src, self.pointer, offset, self.lane_stride, lanes, scratch[0])
+        pair = (scratch[0], scratch[1])
+        return ScatterAs(src, self.pointer, offset, self.lane_stride, lanes, pair, self.form)
 
 
 @dataclass(frozen=True)
@@ -100,7 +132,8 @@ def access_of(operand: Operand, pointer: int, form: Form, reach: Extents) -> Acc
     kind = {0: "splat", size: "unit"}.get(lane_stride, "strided")
     if form.vector is None:
         kind = "unit"
-    return Access(pointer, strides, lane_stride, bias, kind, is_dense(operand, form.vector))
+    dense = is_dense(operand, form.vector)
+    return Access(pointer, strides, lane_stride, bias, kind, dense, form.format_of(operand))
 
 
 def is_dense(operand: Operand, vector: int | None) -> bool:
@@ -135,7 +168,8 @@ def make_tile(form: Form, accesses: tuple[Access, ...], extents: Extents, terms:
         pieces.append((axis, positions))
     offsets = tuple(tuple(grid(access.bias, access.strides, pieces)) for access in accesses)
     partial = form.reduces_lanes or min(lanes) < form.lanes
-    limit = target.vector_registers - (1 if partial and not target.masks else 0)
+    stepwise = multiplies_pairs(form.nest) and not target.dot
+    limit = target.vector_registers - (1 if (partial and not target.masks) or stepwise else 0)
     reserved = target.vector_registers - register_budget(form.nest, target)
     wanted = math.ceil(target.fma_per_cycle * target.fma_latency / len(lanes))
     copies = max(1, min((limit - reserved) // len(lanes), wanted, terms))
@@ -174,15 +208,20 @@ def reads_of(
     return [[(pointer, at + moved, lanes) for at, lanes in points] for moved in moves]
 
 
-def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Load | Splat | Gather:
+def read_vector(tile: Tile, access: Access, dst: int, read: Read) -> Reading:
     """Load, splat or gather one vector."""
     pointer, offset, lanes = read
     if lanes == 1 or access.kind == "unit":
-        return Load(dst, pointer, offset, lanes)
+        return access.load(dst, offset, lanes)
+    form = access.form
     if access.kind == "splat":
-        return Splat(dst, pointer, offset, lanes)
-    scratch = tile.temporaries[-1]
-    return Gather(dst, pointer, offset, access.lane_stride, lanes, scratch, access.dense)
+        if form is None:
+            return Splat(dst, pointer, offset, lanes)
+        return SplatAs(dst, pointer, offset, lanes, form)
+    scratch, stride = tile.temporaries[-1], access.lane_stride
+    if form is None:
+        return Gather(dst, pointer, offset, stride, lanes, scratch, access.dense)
+    return GatherAs(dst, pointer, offset, stride, lanes, scratch, form)
 
 
 def term_pieces(form: Form, extents: Extents) -> tuple[Pieces, tuple[int, ...]]:
@@ -213,7 +252,7 @@ def body(tile: Tile, extents: Extents, first: bool = False) -> tuple[Op, ...]:
     pieces, widths = term_pieces(tile.form, extents)
     reads = [
         reads_of(tile, i, grid(0, tile.accesses[i].strides, pieces), widths)
-        for i in range(1, len(tile.accesses))
+        for i in range(1, 1 + len(nest.inputs))
     ]
     if len(nest.inputs) == 2 and nest.reduction == "add":
         left, right = reads
@@ -280,7 +319,7 @@ def moved_op(op: Product, shift: int, moved: Mapping[int, int]) -> Product:
         return FmaLoad(op[0] + shift, op[1], op[2], op[3] + moved[op[2]])
     if type(op) is FmaSplat:
         return FmaSplat(op[0] + shift, op[1], op[2], op[3] + moved[op[2]])
-    assert type(op) is Gather, f"{op} is not part of a sum of products"
+    assert isinstance(op, Reading), f"{op} is not part of a sum of products"
     return op._replace(offset=op.offset + moved[op.pointer])
 
 
@@ -291,7 +330,8 @@ class Holding:
     """
 
     def __init__(self, tile: Tile, jobs: list[Job]) -> None:
-        strided = any(access.kind == "strided" for access in tile.accesses[1:])
+        inputs = tile.accesses[1 : 1 + len(tile.form.nest.inputs)]
+        strided = any(access.kind == "strided" for access in inputs)
         self.tile = tile
         self.access = {access.pointer: access for access in tile.accesses}
         self.free = list(reversed(tile.temporaries[:-1] if strided else tile.temporaries))
@@ -303,9 +343,10 @@ class Holding:
             self.uses.setdefault(b, []).append(number)
         target = tile.form.target
         self.foldable: dict[str, type[FmaLoad | FmaSplat]] = {}
-        if target.fold:
+        in_steps = multiplies_pairs(tile.form.nest) and not target.dot
+        if target.fold and not in_steps:
             self.foldable["unit"] = FmaLoad
-        if target.fold_splat:
+        if target.fold_splat and not in_steps:
             self.foldable["splat"] = FmaSplat
 
     def fetch(self, read: Read, other: Read, ops: list[Product]) -> int:
@@ -323,7 +364,8 @@ class Holding:
         """The multiply-add that reads `read` from memory, if it is wanted just this once."""
         if len(self.uses[read]) > 1 or read[2] < self.tile.form.lanes or read in self.held:
             return None
-        return self.foldable.get(self.access[read[0]].kind)
+        access = self.access[read[0]]
+        return self.foldable.get(access.kind) if access.form is None else None
 
     def release(self, read: Read) -> None:
         """Count one use of `read`; its register is free after the last."""
@@ -382,17 +424,16 @@ def merge_copies(tile: Tile) -> Iterable[Op]:
             yield Extremum(kind, index, index, number, tile.temporaries[0])
 
 
-def finish(tile: Tile) -> Iterable[Op]:
-    """Store the accumulators."""
-    access = tile.accesses[0]
-    scratch = tile.temporaries[0]
+def store(tile: Tile) -> Iterable[Op]:
+    """Store the accumulators, which hold junk afterwards."""
+    access, scratch = tile.accesses[0], tile.temporaries
     for register, (offset, lanes) in enumerate(zip(tile.offsets[0], tile.lanes, strict=True)):
         if lanes == 1 or tile.form.reduces_lanes:
-            yield Store(register, access.pointer, offset, 1, scratch)
+            yield access.store(register, offset, 1, scratch)
         elif access.kind == "unit":
-            yield Store(register, access.pointer, offset, lanes, scratch)
+            yield access.store(register, offset, lanes, scratch)
         else:
-            yield Scatter(register, access.pointer, offset, access.lane_stride, lanes, scratch)
+            yield access.scatter(register, offset, lanes, scratch)
 
 
 def transposed_copy(tile: Tile, extents: Extents) -> Iterator[Op]:
@@ -414,16 +455,16 @@ def transposed_copy(tile: Tile, extents: Extents) -> Iterator[Op]:
             for start, lanes in form.leaves(extents[along]):
                 read = at + source.strides[across] * first + source.strides[along] * start
                 for row in range(rows):
-                    yield Load(row, source.pointer, read + row * source.strides[across], lanes)
+                    yield source.load(row, read + row * source.strides[across], lanes)
                 here, there = range(size), range(size, 2 * size)
-                part = PART_BYTES // form.operands[0].item_bytes
+                part = PART_BYTES // ITEM_BYTES[form.nest.dtype]
                 shuffles, columns = transpose(here, there, part, rows, lanes)
                 yield from shuffles
-                free = there[0] if columns is here else here[0]
+                free = there if columns is here else here
                 write = to + into.strides[across] * first + into.strides[along] * start
                 for lane in range(lanes):
                     offset = write + lane * into.strides[along]
-                    yield Store(columns[lane], into.pointer, offset, rows, free)
+                    yield into.store(columns[lane], offset, rows, free)
 
 
 def across_lanes(tile: Tile) -> Iterable[Op]:
@@ -438,7 +479,7 @@ def add_old(tile: Tile) -> Iterable[Op]:
     kind = tile.form.nest.reduction
     value, scratch = tile.temporaries[:2]
     for register, offset in enumerate(tile.offsets[0]):
-        yield Load(value, access.pointer, offset, 1)
+        yield access.load(value, offset, 1)
         if kind == "add":
             yield Add(register, register, value)
         else:

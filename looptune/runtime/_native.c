@@ -460,13 +460,16 @@ static int fill_tensor(Tensor *tensor, PyObject *item)
     }
     if (fill_numbers(shape, tensor->shape, ndim) || fill_numbers(strides, tensor->strides, ndim))
         return -1;
-    if (strcmp(format, "f") && strcmp(format, "d")) {
-        PyErr_Format(PyExc_ValueError, "format '%s'; 'f' or 'd' would do", format);
+    /* 'Z' is bfloat16, for which buffers have no name: such arguments take the slow path. */
+    const char *known = "fdeibZ", *found = strchr(known, *format);
+    static const int sizes[] = {4, 8, 2, 4, 1, 2};
+    if (*format == '\0' || format[1] != '\0' || found == NULL) {
+        PyErr_Format(PyExc_ValueError, "format '%s'; one of '%s' would do", format, known);
         return -1;
     }
     tensor->format = *format;
     tensor->ndim = (int)ndim;
-    tensor->item = *format == 'd' ? 8 : 4;
+    tensor->item = sizes[found - known];
     tensor->low = 0;
     tensor->high = tensor->item;
     for (int d = 0; d < tensor->ndim; d++) {

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from looptune.dtypes import ITEM_BYTES, numpy_dtype
 from looptune.errors import ArgumentError, ArgumentTypeError
-from looptune.ir import ITEM_BYTES, Plan, Tensor
+from looptune.ir import Plan, Tensor
 from looptune.runtime.memory import Code, install
 
 try:
@@ -34,6 +35,10 @@ ALIGNMENT = 64
 # the call.
 FUNCTION = ctypes.CFUNCTYPE(None)
 NO_FLAGS = np.empty(0).flags
+# Names of element types in the buffer protocol, which has none for bfloat16.
+BUFFER_FORMAT = {
+    "float32": "f", "float64": "d", "float16": "e", "int32": "i", "int8": "b", "bfloat16": "Z",
+}  # fmt: skip
 
 
 def call_path() -> str:
@@ -90,6 +95,9 @@ def as_array(operand: Any, position: int) -> np.ndarray:
         operand = operand.resolve_neg()
     try:
         if hasattr(operand, "__dlpack__") and not isinstance(operand, np.generic):
+            if is_tensor(operand) and operand.dtype == sys.modules["torch"].bfloat16:
+                bits = detached(operand).view(sys.modules["torch"].int16)
+                return np.from_dlpack(bits).view(numpy_dtype("bfloat16"))
             return np.from_dlpack(detached(operand))
         if isinstance(operand, np.generic | memoryview | bytearray) or hasattr(
             operand, "__buffer__"
@@ -116,12 +124,17 @@ def is_tensor(operand: object) -> bool:
 
 def like(first: object, result: np.ndarray) -> object:
     """`result` as the kind of array that `first` is: torch in, torch out."""
-    return sys.modules["torch"].from_dlpack(result) if is_tensor(first) else result
+    if not is_tensor(first):
+        return result
+    torch = sys.modules["torch"]
+    if result.dtype.name == "bfloat16":  # which DLPack has, but NumPy's export of it has not
+        return torch.from_dlpack(result.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(result)
 
 
 def check_argument(tensor: Tensor, array: np.ndarray, name: str) -> None:
     """Raise a typed error unless `array` has the tensor's dtype, shape, strides and alignment."""
-    if array.dtype != np.dtype(tensor.dtype) or not array.dtype.isnative:
+    if array.dtype != numpy_dtype(tensor.dtype) or not array.dtype.isnative:
         raise ArgumentTypeError(f"{name} is {array.dtype!r}; the kernel needs {tensor.dtype}")
     if array.shape != tensor.shape:
         raise ArgumentError(f"{name} has shape {array.shape}; the kernel needs {tensor.shape}")
@@ -162,14 +175,14 @@ def shares_memory(a: np.ndarray, b: np.ndarray) -> bool:
 
 def empty_output(tensor: Tensor) -> np.ndarray:
     """A new array with the tensor's shape and strides."""
-    item = ITEM_BYTES[tensor.dtype]
+    item, dtype = ITEM_BYTES[tensor.dtype], numpy_dtype(tensor.dtype)
     reach = [(n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)]
     if 0 in tensor.shape:
-        return np.empty(tensor.shape, tensor.dtype)
+        return np.empty(tensor.shape, dtype)
     low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
     if low == 0 and high + 1 == int(np.prod(tensor.shape)) and is_row_major(tensor):
-        return np.empty(tensor.shape, tensor.dtype)
-    flat = np.empty(high - low + 1, tensor.dtype)
+        return np.empty(tensor.shape, dtype)
+    flat = np.empty(high - low + 1, dtype)
     strides = tuple(stride * item for stride in tensor.strides)
     return np.lib.stride_tricks.as_strided(flat[-low:], tensor.shape, strides)
 
@@ -195,7 +208,7 @@ def expected(tensor: Tensor) -> Expected:
     strides = tuple(stride * item for stride in tensor.strides)
     reach = [(n - 1) * s for n, s in zip(tensor.shape, strides, strict=True)]
     low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + item
-    return np.dtype(tensor.dtype), tensor.shape, strides, low, high, item
+    return numpy_dtype(tensor.dtype), tensor.shape, strides, low, high, item
 
 
 def address_of(array: Any) -> int:
@@ -307,7 +320,7 @@ def make_entry(plan: Plan, steps: Sequence[Step], layout: Layout, use_native: bo
     )
     tensors = tuple(
         (
-            "f" if tensor.dtype == "float32" else "d",
+            BUFFER_FORMAT[tensor.dtype],
             tensor.shape,
             tuple(stride * ITEM_BYTES[tensor.dtype] for stride in tensor.strides),
             offset,

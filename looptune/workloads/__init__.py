@@ -7,6 +7,7 @@ looptune.workloads.einsum("bmk,bkn->bmn", (8, 64, 32), (8, 32, 48))
 
 from looptune.workloads.conv import conv1d, conv2d, conv3d
 from looptune.workloads.einsum import einsum
+from looptune.workloads.epilogue import fuse
 from looptune.workloads.matmul import batched_matmul, dot, gemv, matmul, outer
 from looptune.workloads.transposed import (
     conv_transpose1d,
@@ -24,6 +25,7 @@ __all__ = [
     "conv_transpose3d",
     "dot",
     "einsum",
+    "fuse",
     "gemv",
     "matmul",
     "outer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from looptune.errors import SpecError
 from looptune.ir import Axis, Nest, Plan, Tensor, contiguous
 from looptune.workloads.conv import Access, Numbers, Place, numbers, whole_number, whole_shape
-from looptune.workloads.einsum import check_dtype
+from looptune.workloads.einsum import check_dtype, result_dtype
 
 
 def capsule_conv2d(
@@ -44,7 +44,11 @@ def capsule_conv2d(
         "w": (rows, columns, size, size, channels, filters),
         "out": (batch, *sizes, size, size, filters),
     }
-    tensors = [Tensor(name, kind, shape, contiguous(shape)) for name, shape in shapes.items()]
+    dtypes = {"out": result_dtype(kind, None)}
+    tensors = [
+        Tensor(name, dtypes.get(name, kind), shape, contiguous(shape))
+        for name, shape in shapes.items()
+    ]
     access = Access(axes)
     unit = {name: (0, {name: 1}) for name in extents}
     reads: list[Place] = [

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, TypedDict, Unpack
 
+from looptune.dtypes import DType
 from looptune.errors import SpecError, UnsupportedError
-from looptune.ir import LARGEST, Axis, Dim, DType, Nest, Operand, Plan, Tensor, contiguous
-from looptune.workloads.einsum import Shape, check_dtype, whole_numbers
+from looptune.ir import LARGEST, Axis, Dim, Nest, Operand, Plan, Tensor, contiguous
+from looptune.workloads.einsum import Shape, check_dtype, result_dtype, whole_numbers
 
 SPATIAL = ("w", "hw", "dhw")  # axis names by rank
 TAPS = ("s", "rs", "trs")
@@ -32,6 +33,7 @@ class Options(TypedDict, total=False):
     dtype: str
     strides: Sequence[Shape | None] | None
     out_strides: Shape | None
+    out_dtype: str | None
 
 
 class ConvOptions(Options, total=False):
@@ -75,7 +77,8 @@ def conv2d(x_shape: Shape, w_shape: Shape, **options: Unpack[ConvOptions]) -> Pl
 
     `x_shape` is in `layout` (NCHW or NHWC), `w_shape` (out, in / groups, height, width). Options:
     `stride`, `padding` (a number, one a dimension, (before, after) pairs, "same" or "valid"),
-    `dilation`, `groups`, `layout`, `dtype`, `strides` (of x and w, in elements), `out_strides`.
+    `dilation`, `groups`, `layout`, `dtype`, `strides` (of x and w, in elements), `out_strides`,
+    `out_dtype` (as in `einsum`).
     Raises `SpecError` for sizes that do not fit, `UnsupportedError` for other dtypes.
     """
     return convolution(2, x_shape, w_shape, **options)
@@ -182,6 +185,7 @@ def convolution(
     dtype: str = "float32",
     strides: Sequence[Shape | None] | None = None,
     out_strides: Shape | None = None,
+    out_dtype: str | None = None,
 ) -> Plan:
     """The plan of a convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
@@ -206,19 +210,21 @@ def convolution(
     shape = Geometry(
         batch, count, channels, filters, image, kernel, tuple(result), steps, spread, before, last
     )
-    tensors = conv_tensors(shape, x_shape, w_shape, kind, strides, out_strides)
-    return Plan((direct_nest(shape, *tensors),), tensors[:2], tensors[2])
+    written = result_dtype(kind, out_dtype)
+    tensors = conv_tensors(shape, x_shape, w_shape, (kind, written), strides, out_strides)
+    channel = -1 if last else 1
+    return Plan((direct_nest(shape, *tensors),), tensors[:2], tensors[2], channel=channel)
 
 
 def conv_tensors(
     shape: Geometry,
     x_shape: Shape,
     w_shape: Shape,
-    dtype: DType,
+    dtypes: tuple[DType, DType],
     strides: Sequence[Shape | None] | None,
     out_strides: Shape | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x, w and out."""
+    """x and w, of the first of the dtypes, and out, of the second."""
     out = (shape.batch, shape.filters, *shape.result)
     if shape.channels_last:
         out = (shape.batch, *shape.result, shape.filters)
@@ -234,7 +240,7 @@ def conv_tensors(
             steps = whole_numbers(f"the strides of {name}", layout)
         if len(steps) != len(size):
             raise SpecError(f"{name} has {len(size)} dimensions and strides {layout}")
-        found.append(Tensor(name, dtype, size, steps))
+        found.append(Tensor(name, dtypes[name == "out"], size, steps))
     return found[0], found[1], found[2]
 
 
@@ -260,7 +266,7 @@ class Access:
                 tensor.shape, tensor.strides, places, strict=True
             )
         )
-        return Operand(tensor.name, check_dtype(tensor.dtype), dims)
+        return Operand(tensor.name, tensor.dtype, dims)
 
 
 Place = tuple[int, dict[str, int]]

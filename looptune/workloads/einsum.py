@@ -17,20 +17,9 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from looptune.dtypes import ACCUMULATOR, ARGUMENTS, DType, is_whole
 from looptune.errors import SpecError, UnsupportedError
-from looptune.ir import (
-    ITEM_BYTES,
-    LARGEST,
-    Axis,
-    Dim,
-    DType,
-    Nest,
-    Operand,
-    Plan,
-    Reduction,
-    Tensor,
-    contiguous,
-)
+from looptune.ir import LARGEST, Axis, Dim, Nest, Operand, Plan, Reduction, Tensor, contiguous
 
 OPTIMAL_PATH_OPERANDS = 5  # numpy's exhaustive search is factorial in their number
 Shape = tuple[int, ...]
@@ -50,11 +39,24 @@ def check_dtype(dtype: str) -> DType:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     except TypeError:
         name = repr(dtype)
-    if name == "float32":
-        return "float32"
-    if name == "float64":
-        return "float64"
-    raise UnsupportedError(f"dtype {name!r} is not supported; {sorted(ITEM_BYTES)} are")
+    if name not in ARGUMENTS:
+        raise UnsupportedError(f"dtype {name!r} is not supported; {sorted(ARGUMENTS)} are")
+    return name  # type: ignore[return-value]
+
+
+def result_dtype(dtype: DType, wanted: str | None) -> DType:
+    """The result's type: as `wanted`, or int32 for whole numbers and else that of the operands.
+
+    Raises `UnsupportedError` for a type that the sums are not kept in or rounded to.
+    """
+    if wanted is None:
+        return "int32" if is_whole(dtype) else dtype
+    found = check_dtype(wanted)
+    if ACCUMULATOR[found] != ACCUMULATOR[dtype] or found == "int8":
+        kept = ACCUMULATOR[dtype]
+        near = sorted(name for name in ARGUMENTS if ACCUMULATOR[check_dtype(name)] == kept)
+        raise UnsupportedError(f"a {found} result of {dtype} is not supported; of {near} are")
+    return found
 
 
 def whole_numbers(what: str, numbers: Iterable[SupportsIndex], least: int | None = None) -> Shape:
@@ -180,7 +182,7 @@ def term_operand(term: Term, axes: Mapping[str, int], extents: Mapping[str, int]
         coefficients = [0] * len(axes)
         coefficients[axes[label]] = int(moves)
         dims.append(Dim(size, stride, tuple(coefficients)))
-    return Operand(term.tensor.name, check_dtype(term.tensor.dtype), tuple(dims))
+    return Operand(term.tensor.name, term.tensor.dtype, tuple(dims))
 
 
 def contraction(
@@ -208,6 +210,7 @@ def einsum(
     dtype: str = "float32",
     strides: Sequence[Shape | None] | None = None,
     out_strides: Shape | None = None,
+    out_dtype: str | None = None,
     accumulate: bool = False,
 ) -> Plan:
     """The plan of an einsum over operands of `shapes`, or with labels of `sizes`.
@@ -215,6 +218,8 @@ def einsum(
     `strides` are per operand, in elements; None is row-major. Operands are named a, b, ...; the
     result is "out". Three and more operands are contracted in pairs along `numpy.einsum_path`;
     labels that only one of several operands has and the output has not are summed first.
+    `out_dtype` is that of the operands (int32 for int8), or another that shares their
+    accumulator: float32 for float16 and bfloat16.
     Raises `SpecError`, naming the label or operand, and `UnsupportedError` for other dtypes.
     """
     if not isinstance(spec, str):
@@ -247,7 +252,12 @@ def einsum(
     ]
     result_shape = tuple(extents[label] for label in output)
     result_strides = check_strides(spec, -1, result_shape, out_strides)
-    result = Term(Tensor("out", kind, result_shape, result_strides), output)
+    written = result_dtype(kind, out_dtype)
+    if is_whole(kind) and (len(terms) > 2 or (len(terms) == 2 and kind != "int8")):
+        raise UnsupportedError(
+            f"einsum {spec!r} of {kind}: products of two int8 and sums of one operand are supported"
+        )
+    result = Term(Tensor("out", written, result_shape, result_strides), output)
     nests, temporaries = contract(terms, result, extents, accumulate)
     plain = ",".join(inputs) + "->" + output
     return Plan(nests, tuple(term.tensor for term in terms), result.tensor, temporaries, spec=plain)
@@ -296,13 +306,14 @@ def contract(
     def temporary(inputs: Sequence[Term], labels: str) -> Term:
         shape = tuple(extents[label] for label in labels)
         name = f"t{len(temporaries)}"
-        made = Term(Tensor(name, terms[0].tensor.dtype, shape, contiguous(shape)), labels)
+        kept = ACCUMULATOR[terms[0].tensor.dtype]
+        made = Term(Tensor(name, kept, shape, contiguous(shape)), labels)
         temporaries.append(made.tensor)
         nests.append(contraction(inputs, made, extents))
         return made
 
     pending = list(terms)
-    if len(pending) > 1:
+    if len(pending) > 1 and not is_whole(result.tensor.dtype):
         pending = [
             reduced(term, kept_labels(term, i, pending, result), temporary)
             for i, term in enumerate(pending)

@@ -14,6 +14,7 @@ def matmul(
     trans_a: bool = False,
     trans_b: bool = False,
     dtype: str = "float32",
+    out_dtype: str | None = None,
     accumulate: bool = False,
     strides_a: Shape | None = None,
     strides_b: Shape | None = None,
@@ -21,7 +22,7 @@ def matmul(
 ) -> Plan:
     """out[m, n] = sum_k a[m, k] * b[k, n]; a transposed operand is stored as [k, m] or [n, k].
 
-    Strides are of the stored dimensions, in elements.
+    Strides are of the stored dimensions, in elements; `out_dtype` as in `einsum`.
     """
     a, b = "km" if trans_a else "mk", "nk" if trans_b else "kn"
     sizes = {"m": m, "n": n, "k": k}
@@ -30,6 +31,7 @@ def matmul(
         tuple(sizes[label] for label in a),
         tuple(sizes[label] for label in b),
         dtype=dtype,
+        out_dtype=out_dtype,
         strides=[strides_a, strides_b],
         out_strides=strides_out,
         accumulate=accumulate,
@@ -45,6 +47,7 @@ def batched_matmul(
     trans_a: bool = False,
     trans_b: bool = False,
     dtype: str = "float32",
+    out_dtype: str | None = None,
     accumulate: bool = False,
     strides_a: Shape | None = None,
     strides_b: Shape | None = None,
@@ -58,6 +61,7 @@ def batched_matmul(
         tuple(sizes[label] for label in a),
         tuple(sizes[label] for label in b),
         dtype=dtype,
+        out_dtype=out_dtype,
         strides=[strides_a, strides_b],
         out_strides=strides_out,
         accumulate=accumulate,

@@ -22,6 +22,7 @@ from looptune.ir import Plan
 from looptune.workloads.capsule import capsule_conv2d
 from looptune.workloads.conv import conv1d, conv2d, conv3d
 from looptune.workloads.einsum import check_dtype, einsum
+from looptune.workloads.epilogue import fuse
 from looptune.workloads.matmul import batched_matmul, matmul
 from looptune.workloads.transposed import conv_transpose2d
 
@@ -241,5 +242,6 @@ PLANS: dict[str, Callable[[Record], Plan]] = {
     "dilated_conv2d": conv_plan,
     "depthwise_conv2d": conv_plan,
     "conv_transpose2d": lambda record: conv_plan(record, transpose=True),
+    "conv2d_bn_relu": lambda record: fuse(conv_plan(record), "batchnorm,relu"),
     "capsule_conv2d": capsule_plan,
 }

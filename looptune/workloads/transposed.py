@@ -28,7 +28,7 @@ from looptune.workloads.conv import (
     shapes_of,
     split_shape,
 )
-from looptune.workloads.einsum import Shape, check_dtype
+from looptune.workloads.einsum import Shape, check_dtype, result_dtype
 
 
 class TransposeOptions(Options, total=False):
@@ -70,6 +70,7 @@ def transposed(
     dtype: str = "float32",
     strides: Sequence[Shape | None] | None = None,
     out_strides: Shape | None = None,
+    out_dtype: str | None = None,
 ) -> Plan:
     """The plan of a transposed convolution over `rank` dimensions."""
     kind = check_dtype(dtype)
@@ -101,10 +102,11 @@ def transposed(
         batch, count, channels, per_group * count, image, kernel, tuple(result), steps, spread,
         crop, last,
     )  # fmt: skip
-    tensors = conv_tensors(shape, x_shape, w_shape, kind, strides, out_strides)
+    written = result_dtype(kind, out_dtype)
+    tensors = conv_tensors(shape, x_shape, w_shape, (kind, written), strides, out_strides)
     phases = (dim_phases(shape, dim) for dim in range(rank))
     nests = tuple(phase_nest(shape, combo, *tensors) for combo in itertools.product(*phases))
-    return Plan(nests, tensors[:2], tensors[2])
+    return Plan(nests, tensors[:2], tensors[2], channel=-1 if last else 1)
 
 
 @dataclass(frozen=True)
