@@ -26,10 +26,10 @@ class Generated:
     seconds: float
 
 
-def generate(schedule: Schedule, target: Target) -> Generated:
-    """Lower, legalize and encode one schedule."""
+def generate(schedule: Schedule, target: Target, prepacked: int | None = None) -> Generated:
+    """Lower, legalize and encode one schedule, an operand of which may be a snapshot."""
     start = time.perf_counter()
-    programs = tuple(legalize(program) for program in lower(schedule, target))
+    programs = tuple(legalize(program) for program in lower(schedule, target, prepacked))
     emit = backend_for(target)
     codes = tuple(emit(program) for program in programs)
     return Generated(programs, codes, time.perf_counter() - start)
@@ -50,17 +50,20 @@ def build(
     for schedule, nest in zip(schedules, plan.nests, strict=True):
         if schedule.nest.key != nest.key:
             raise ScheduleError(f"the schedule is of {schedule.nest}; the nest is {nest}")
+    made = [(nest, generate(s, target)) for nest, s in zip(plan.nests, schedules, strict=True)]
+    programs = tuple(program for _, generated in made for program in generated.programs)
+    stages = stages_of(plan, made)
+    return Kernel(plan, tuple(schedules), stages, target, origin, programs, threads=threads)
+
+
+def stages_of(plan: Plan, made: Sequence[tuple[Nest, Generated]]) -> tuple[Stage, ...]:
+    """The Programs of a plan's nests, in order, with the plan's tensors that each takes."""
     number = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
-    stages: list[Stage] = []
-    programs: list[Program] = []
-    for nest, schedule in zip(plan.nests, schedules, strict=True):
-        made = generate(schedule, target)
+    stages = []
+    for nest, generated in made:
         tensors = tuple(number[operand.name] for operand in nest.operands)
-        for program, code in zip(made.programs, made.codes, strict=True):
+        for program, code in zip(generated.programs, generated.codes, strict=True):
             private = program.scratch_bytes if program.private_scratch else 0
             pointers = (*tensors, len(number)) if private else tensors
             stages.append(Stage(code, pointers, program.scratch_bytes, program.trips, private))
-            programs.append(program)
-    return Kernel(
-        plan, tuple(schedules), tuple(stages), target, origin, tuple(programs), threads=threads
-    )
+    return tuple(stages)

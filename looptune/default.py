@@ -21,19 +21,23 @@ SHARED_FLOPS, SHARED_BYTES = 1_000_000, 250_000
 PANEL_READS = 8  # of every element, before a copy of it pays
 
 
-def default_schedule(nest: Nest, target: Target, threads: int = 1) -> Schedule:
-    """The cheapest candidate as a schedule; the untuned nest where there is nothing to choose."""
+def default_schedule(
+    nest: Nest, target: Target, threads: int = 1, constant: int | None = None
+) -> Schedule:
+    """The cheapest candidate as a schedule; the untuned nest where there is nothing to choose.
+
+    Operand number `constant` is packed, by exactly one pack, which costs nothing.
+    """
     schedule = Schedule(nest)
-    if nest.points == 0 or all(axis.extent == 1 for axis in nest.axes):
-        return schedule
-    best = cheapest(nest, target)
+    empty = nest.points == 0 or all(axis.extent == 1 for axis in nest.axes)
+    best = None if empty else cheapest(nest, target, constant)
     if best is None:
-        return schedule
+        return schedule if constant is None else pack(schedule, constant)
     schedule = vectorize(schedule, best.vector)
     return share(arrange(schedule, target, best, threads), threads)
 
 
-def cheapest(nest: Nest, target: Target) -> Candidate | None:
+def cheapest(nest: Nest, target: Target, constant: int | None = None) -> Candidate | None:
     """The candidate of fewest predicted cycles; one whose bound cannot win is not tried.
 
     None where no axis can be spread over the lanes, so far apart are its elements.
@@ -42,7 +46,7 @@ def cheapest(nest: Nest, target: Target) -> Candidate | None:
         (prices_of(nest, target, option), option)
         for vector, axis in enumerate(nest.axes)
         if axis.extent > 1
-        for option in options_of(nest, vector)
+        for option in options_of(nest, vector, constant)
         if within_reach(unpacked(nest, option), vector, target)
     ]
     if not options:
@@ -62,23 +66,34 @@ def cheapest(nest: Nest, target: Target) -> Candidate | None:
     return best
 
 
-def options_of(nest: Nest, vector: int) -> list[Candidate]:
+def options_of(nest: Nest, vector: int, constant: int | None = None) -> list[Candidate]:
     """The vector axis with every useful set of panels, and with a write cache if that helps."""
-    panels = [i for i, op in enumerate(nest.operands) if i and panelable(nest, op, vector)]
+    least = {i: PANEL_READS for i in range(1, 1 + len(nest.inputs))}
+    if constant is not None:
+        padded = nest.operands[constant].needs_fill(nest.axes)  # which a pack at the root does
+        least[constant] = nest.points if padded else 0
+    panels = [i for i, reads in least.items() if panelable(nest, nest.operands[i], vector, reads)]
     strided = [i for i in panels if nest.operands[i].stride_of(vector) != 1]
     sets = {(), tuple(strided), tuple(panels)}
+    if constant in panels:
+        sets = {tuple(sorted({*chosen, constant})) for chosen in sets}
     caches = [False]
     if cacheable(nest, vector):
         caches.append(True)
-    found = [Candidate(vector, chosen, cached) for chosen in sorted(sets) for cached in caches]
-    return [*found, Candidate(vector, sweep=True)] if sweeps(nest, vector) else found
+    found = [
+        Candidate(vector, chosen, cached, constant=constant)
+        for chosen in sorted(sets)
+        for cached in caches
+    ]
+    swept = Candidate(vector, sweep=True, constant=constant)
+    return [*found, swept] if sweeps(nest, vector) else found
 
 
-def panelable(nest: Nest, operand: Operand, axis: int) -> bool:
+def panelable(nest: Nest, operand: Operand, axis: int, least: int) -> bool:
     """Whether a copy of the operand is contiguous along `axis`, and read often enough to pay."""
     moved = [dim.coefficients[axis] for dim in operand.dims if dim.coefficients[axis]]
     again = math.prod(nest.axes[a].extent for a in nest.spatial if not operand.stride_of(a))
-    return moved == [1] and operand.stride_of(axis) != 0 and again >= PANEL_READS
+    return moved == [1] and operand.stride_of(axis) != 0 and again >= least
 
 
 def cacheable(nest: Nest, vector: int) -> bool:
@@ -196,9 +211,13 @@ def with_packs(schedule: Schedule, option: Candidate, panels: int, tiles: int) -
         order = lanes_last(nest.operands[number], vector)
         schedule = pack(schedule, number, order, panels - 1 if panels else "root")
     for number, operand in enumerate(nest.operands):
-        if number not in option.panels and operand.needs_fill(nest.axes):
+        if number not in (*option.panels, option.constant) and operand.needs_fill(nest.axes):
             loops = padded_in(schedule, operand)
             schedule = pack(schedule, number, None, loops - 1) if loops else schedule
+    if option.constant is not None and option.constant not in option.panels:
+        operand = nest.operands[option.constant]
+        rows = [a for a, _ in option.tile if a != vector and operand.stride_of(a)]
+        schedule = pack(schedule, option.constant, lanes_last(operand, rows[0]) if rows else None)
     if option.cached:
         order = lanes_last(nest.output, vector)
         schedule = pack(schedule, 0, order, tiles - 1 if tiles else "root")

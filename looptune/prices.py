@@ -71,8 +71,9 @@ class Candidate:
     """A vector axis, the inputs packed into panels along it, whether the output goes through a
     write cache, and the tile's extents.
 
-    With `sweep` a few steps of the reductions are done for the whole vector axis before the
-    next: what is read once is then read in sequence, and the output is visited again.
+    Input `constant` was packed before. With `sweep` a few steps of the reductions are done for
+    the whole vector axis before the next: what is read once is then read in sequence, and the
+    output is visited again.
     """
 
     vector: int
@@ -80,6 +81,7 @@ class Candidate:
     cached: bool = False
     sweep: bool = False
     tile: tuple[tuple[int, int], ...] = ()
+    constant: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
         store: float = HORIZONTAL_STORE
     else:
         store = 1 if nest.output.stride_of(vector) == 1 else 2 * lanes
-    fixed = sum(pack_cycles(nest.operands[i], vector, target) for i in option.panels)
+    copied = [nest.operands[i] for i in option.panels if i != option.constant]
+    fixed = sum(pack_cycles(operand, vector, target) for operand in copied)
     reads = tuple(
         1 if i in option.panels else gathers.get(op.stride_of(vector), 2 * lanes)
         for i, op in enumerate(nest.inputs, 1)
@@ -128,8 +131,7 @@ def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
         stream(nest, op, target, option, i in option.panels) for i, op in enumerate(nest.inputs, 1)
     )
     revisits = 2 * steps / SWEEP_STEPS if option.sweep else 0.0
-    turned = [op for i, op in enumerate(nest.operands) if i in option.panels]
-    wide = sum(PACK_WIDE * math.prod(op.shape) for op in turned if op.stride_of(vector) != 1)
+    wide = sum(PACK_WIDE * math.prod(op.shape) for op in copied if op.stride_of(vector) != 1)
     unit = [a for a in nest.spatial if nest.output.stride_of(a) == 1]
     rows = unit[0] if option.cached and unit else None
     return Prices(target, lanes, moves, reads, streams, steps, store + revisits, fixed, wide, rows)

@@ -10,9 +10,18 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Nest
 from looptune.lower.form import Form, form_of
-from looptune.lower.nest import Ops, Place, Registers, emit_nest
+from looptune.lower.nest import (
+    Ops,
+    Place,
+    Registers,
+    boxes_of,
+    emit_boxes,
+    emit_nest,
+    slots_of,
+)
 from looptune.lower.packs import emit_box, emit_pack
 from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
@@ -20,14 +29,15 @@ from looptune.target import Target
 
 GENERATOR_VERSION = 3  # part of every record: raise it when the generated code changes
 
-__all__ = ["GENERATOR_VERSION", "form_of", "lower"]
+__all__ = ["GENERATOR_VERSION", "form_of", "lower", "lower_snapshot"]
 
 
-def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
+def lower(schedule: Schedule, target: Target, prepacked: int | None = None) -> tuple[Program, ...]:
     """Programs to run one after another over the nest's operands (output first) and one scratch.
 
-    One Program, or two where a parallel loop must wait for packs. Raises `LoweringError` for
-    schedules over the target's limits.
+    One Program, or two where a parallel loop must wait for packs. Operand number `prepacked` is
+    instead the snapshot that `lower_snapshot` makes of it. Raises `LoweringError` for schedules
+    over the target's limits.
     """
     nest = schedule.nest
     if any(nest.axes[axis].extent == 0 for axis in nest.spatial):
@@ -35,7 +45,7 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
     if any(nest.axes[axis].extent == 0 for axis in nest.reductions):
         return (empty_reduction(nest, target),)
     form = form_of(schedule, target)
-    root = form.packed.root
+    root = {i: buffer for i, buffer in form.packed.root.items() if i != prepacked}
     copies: Ops = ()
     taken = Registers()
     for buffer in root.values():
@@ -50,7 +60,7 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
         for i in range(len(nest.operands))
     )
     copier = partial(emit_box, nest=nest, target=target)
-    main, used = emit_nest(form, places, None, copier=copier)
+    main, used = emit_nest(form, places, None, copier=copier, prepacked=prepacked)
     size = form.packed.scratch_bytes
     if trips == 1:
         return (program(nest, target, copies + main, taken | used, size, trips),)
@@ -58,6 +68,31 @@ def lower(schedule: Schedule, target: Target) -> tuple[Program, ...]:
     if private:
         shared = replace(shared, operands=shared.operands + 1, private_scratch=True)
     return (program(nest, target, copies, taken, size, 1), shared) if copies else (shared,)
+
+
+def lower_snapshot(schedule: Schedule, target: Target, number: int) -> tuple[Program, int]:
+    """The Program that writes operand number `number` into a snapshot, and the snapshot's bytes.
+
+    Its operands are the snapshot and the operand: the pack at the root, or all boxes of the pack
+    inside loops, one after another. Raises `LoweringError` unless there is exactly one of them.
+    """
+    if schedule.nest.points == 0:
+        return replace(program(schedule.nest, target, (), Registers(), 0, 1), operands=2), 64
+    form = form_of(schedule, target)
+    root, inner = form.packed.root.get(number), boxes_of(form, number)
+    into, source = Place(0, 0), Place(1, 0)
+    if root is not None and inner is None:
+        ops, used = emit_pack(root, target, into, source)
+        size = root.end - root.offset
+    elif inner is not None and root is None:
+        copier = partial(emit_box, nest=schedule.nest, target=target)
+        ops, used = emit_boxes(form, inner, source, into, copier)
+        size = slots_of(form, inner)[1]
+    else:
+        count = 0 if root is None else 2
+        raise LoweringError(f"operand {number} has {count} packs; a snapshot is made of one")
+    made = program(schedule.nest, target, ops, used, 0, 1)
+    return replace(made, operands=2, pointers=max(2, used.pointers)), size
 
 
 def trips_of(form: Form) -> int:

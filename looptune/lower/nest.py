@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from looptune.lower.buffers import Inner, multiplies_pairs
 from looptune.lower.epilogue import epilogue
-from looptune.lower.form import Form, inner_ranges
+from looptune.lower.form import Form, inner_ranges, range_sets
 from looptune.lower.region import (
     Access,
     Tile,
@@ -101,7 +101,9 @@ class Registers:
 NONE_USED = Registers()
 
 Way = Literal["in", "out", "add"]  # a box into its copy, back from it, or added to what is there
-Copier = Callable[[Inner, Access, Mapping[int, int], Way, Registers], tuple[Ops, Registers]]
+Copier = Callable[
+    [Inner, Access, Place | Through, Mapping[int, int], Way, Registers], tuple[Ops, Registers]
+]
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Frame:
     """A form with its addresses and scalar numbers; `constant` replaces all reads and sums.
 
     `accesses` are the operands as the loops at hand see them, `packs` what is still to be packed
-    further inside, with the access to each copy, and `copier` writes the code that copies.
+    further inside, with the access to each copy, and `copier` writes the code that copies. Operand
+    number `prepacked` is in boxes already. With `packs_only` nothing but copying is done.
     Scalars of loop i: counter, range below it, whether the output was visited; with an epilogue,
     whether it will be again and a spare one for that; then one to save each pointer.
     """
@@ -120,6 +123,8 @@ class Frame:
     first: Registers
     packs: tuple[tuple[Inner, Access], ...] = ()
     copier: Copier | None = None
+    prepacked: int | None = None
+    packs_only: bool = False
 
     @property
     def each(self) -> int:
@@ -133,11 +138,15 @@ class Frame:
         return range(first, first + self.each)
 
     @property
+    def spare(self) -> int:
+        """A scalar that no loop has."""
+        return self.first.scalars + (self.form.scope + len(self.form.rolled)) * self.each
+
+    @property
     def used(self) -> Registers:
         """The registers in use, those before the first included."""
-        loops = self.form.scope + len(self.form.rolled)
         pointers = self.first.pointers + len(self.accesses) + len(self.form.packed.inner)
-        return Registers(self.first.scalars + loops * self.each, pointers)
+        return Registers(self.spare + (self.prepacked is not None), pointers)
 
 
 def emit_nest(
@@ -146,8 +155,12 @@ def emit_nest(
     constant: float | None,
     first: Registers = NONE_USED,
     copier: Copier | None = None,
+    prepacked: int | None = None,
 ) -> tuple[Ops, Registers]:
-    """Code for one nest, and the registers used when it ends; `first` are taken already."""
+    """Code for one nest, and the registers used when it ends; `first` are taken already.
+
+    Operand number `prepacked` is a snapshot: the boxes of its pack, one after another.
+    """
     ranges = form.tile_ranges()
     below = {axis: max(ranges[axis], default=0) for axis in form.tile}
     inner = dict(ranges)
@@ -166,14 +179,72 @@ def emit_nest(
         (pack, access_of(pack.operand, first.pointers + len(operands) + i, form, below))
         for i, pack in enumerate(form.packed.inner)
     )
-    frame = Frame(form, accesses, constant, first, copies, copier)
+    accesses = tuple(
+        boxed(access, form, pack)
+        if (pack := boxes_of(form, prepacked)) and i == prepacked
+        else access
+        for i, access in enumerate(accesses)
+    )
+    frame = Frame(form, accesses, constant, first, copies, copier, prepacked)
     bases: Ops = ()
     for access, place, operand in zip(accesses, places, operands, strict=True):
-        start = place.offset + operand.base * operand.item_bytes - access.bias
+        start = place.offset
+        if access.slots is None:
+            start += operand.base * operand.item_bytes - access.bias
         bases += pointed(access.pointer, place, start, first.scalars)
     extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
     ops, used = outer_loop(frame, 0, extents, Visit(1 if form.nest.accumulate else 0))
     return (*bases, *ops), used | frame.used | Registers(first.scalars + 1)
+
+
+def boxes_of(form: Form, number: int | None) -> Inner | None:
+    """The pack inside loops of operand number `number`, if it has one."""
+    return next((pack for pack in form.packed.inner if pack.number == number), None)
+
+
+def walked(form: Form, pack: Inner) -> list[int]:
+    """The loops around a pack whose iterations each have a box of their own."""
+    dims = pack.source.dims
+    return [
+        at
+        for at, loop in enumerate(form.loops[: pack.depth])
+        if any(dim.coefficients[loop.axis] for dim in dims)
+    ]
+
+
+def slots_of(form: Form, pack: Inner) -> tuple[dict[tuple[int, int], int], int]:
+    """Bytes from box to box for every loop around a pack, and bytes of all boxes."""
+    found: dict[tuple[int, int], int] = {}
+    size = pack.end - pack.offset
+    for at in reversed(walked(form, pack)):
+        loop = form.loops[at]
+        found[loop.axis, loop.step] = size
+        size *= -(-form.ranges[at][loop.axis][0] // loop.step)
+    return found, size
+
+
+def boxed(access: Access, form: Form, pack: Inner) -> Access:
+    """`access` to a snapshot: its pointer walks the boxes of a pack."""
+    return replace(access, slots=slots_of(form, pack)[0], bias=0)
+
+
+def emit_boxes(
+    form: Form, pack: Inner, source: Place, into: Place, copier: Copier
+) -> tuple[Ops, Registers]:
+    """Code that copies all boxes of a pack one after another, and the registers it uses."""
+    loops = tuple(form.loops[at] for at in walked(form, pack))
+    ranges = range_sets(form.nest, loops)
+    alone = replace(form, loops=loops, scope=len(loops), ranges=ranges, rolled=(), parallel=None)
+    alone = replace(alone, packed=replace(form.packed, inner=()))
+    read = access_of(pack.source, 1, form, {})
+    write = boxed(replace(read, pointer=0), form, pack)
+    made = replace(pack, depth=len(loops), number=1)
+    frame = Frame(alone, (write, read), None, NONE_USED, ((made, write),), copier, packs_only=True)
+    start = source.offset + pack.source.base * pack.source.item_bytes - read.bias
+    bases = (Base(0, into.operand, into.offset), Base(1, source.operand, start))
+    extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
+    ops, used = outer_loop(frame, 0, extents, Visit(0))
+    return (*bases, *ops), used | frame.used
 
 
 def pointed(pointer: int, place: Place | Through, offset: int, scalar: int) -> Ops:
@@ -192,6 +263,8 @@ def outer_loop(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[O
     if any(pack.depth == at for pack, _ in frame.packs):
         return with_packs(frame, at, extents, visit)
     if at == form.scope:
+        if frame.packs_only:
+            return (), Registers()
         return specialised(form.tile, extents, lambda e: tile_code(frame, e, visit)), Registers()
     loop = form.loops[at]
     scalars = frame.scalars_of(at)
@@ -241,6 +314,11 @@ def with_packs(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[O
     used = Registers()
     for pack, access in here:
         outside = accesses[pack.number]
+        if pack.number == frame.prepacked:
+            start = pack.operand.base * pack.operand.item_bytes - access.bias
+            before += pointed(access.pointer, Through(outside.pointer, 0), start, frame.spare)
+            accesses[pack.number] = access
+            continue
         loaded = pack.number == 0 and bool(frame.form.nest.epilogue) and visit.before == 1
         before_write: Flag = 0 if loaded else visit.before
         if loaded:
@@ -248,6 +326,8 @@ def with_packs(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[O
             before, used = before + ops, used | more
         way: Literal["in"] | Flag = "in" if pack.number else before_write
         copies, more = copied_box(frame, pack, outside, extents, way)
+        if frame.packs_only:
+            return copies, more
         start = pack.offset + pack.operand.base * pack.operand.item_bytes - access.bias
         base = Base(access.pointer, SCRATCH, start)
         if pack.number:
@@ -271,9 +351,13 @@ def copied_box(
     assert copier is not None, "a copy does not hold packs"
     used = Registers()
 
+    into: Place | Through = Place(SCRATCH, pack.offset)
+    if frame.packs_only:
+        into = Through(frame.accesses[0].pointer, 0)
+
     def copy(sizes: Mapping[int, int], way: Way) -> Ops:
         nonlocal used
-        ops, more = copier(pack, outside, sizes, way, frame.used)
+        ops, more = copier(pack, outside, into, sizes, way, frame.used)
         used |= more
         return ops
 
@@ -310,14 +394,16 @@ def values_of(extent: Extent) -> tuple[int, ...]:
 
 def pointer_steps(accesses: tuple[Access, ...], loop: ScheduleLoop, trips: int = 1) -> Ops:
     """Move every pointer that the loop's axis moves by `trips` iterations."""
-    moves = ((a.pointer, a.strides[loop.axis] * loop.step * trips) for a in accesses)
+    moves = ((a.pointer, a.step_of(loop.axis, loop.step) * trips) for a in accesses)
     return tuple(Step(pointer, bytes_) for pointer, bytes_ in moves if bytes_)
 
 
 def saves(accesses: tuple[Access, ...], loop: ScheduleLoop, scalars: range) -> tuple[Ops, Ops]:
     """Operations that save and restore the pointers that the loop moves."""
     pairs = zip(scalars[-len(accesses) :], accesses, strict=True)
-    moved = [(slot, access.pointer) for slot, access in pairs if access.strides[loop.axis]]
+    moved = [
+        (slot, access.pointer) for slot, access in pairs if access.step_of(loop.axis, loop.step)
+    ]
     save = tuple(Save(slot, pointer) for slot, pointer in moved)
     return save, tuple(Restore(pointer, slot) for slot, pointer in moved)
 
@@ -341,7 +427,7 @@ def shared_loop(frame: Frame, loop: ScheduleLoop, at: int, work: Ops) -> Ops:
     counter, current = scalars[:2]
     extent = frame.form.nest.axes[loop.axis].extent
     save, restore = saves(frame.accesses, loop, scalars)
-    strides = ((a.pointer, a.strides[loop.axis] * loop.step) for a in frame.accesses)
+    strides = ((a.pointer, a.step_of(loop.axis, loop.step)) for a in frame.accesses)
     return (
         *save,
         *(Advance(pointer, BEGIN, bytes_) for pointer, bytes_ in strides if bytes_),

@@ -32,15 +32,21 @@ class Move(NamedTuple):
     read: int
 
 
-def emit_pack(buffer: Buffer, target: Target) -> tuple[Ops, Registers]:
-    """Code that fills the buffer of a root pack, and the registers it uses."""
+def emit_pack(
+    buffer: Buffer, target: Target, into: Place | None = None, source: Place | None = None
+) -> tuple[Ops, Registers]:
+    """Code that fills the buffer of a root pack, and the registers it uses.
+
+    The buffer lies in the scratch and the source is its operand, unless other places are given.
+    """
+    places = into or Place(SCRATCH, buffer.offset), source or Place(buffer.number, 0)
     inside = tuple(
         (max(low, 0), max(low, 0, min(high, dim.size)))
         for (low, high), dim in zip(buffer.box, buffer.source.dims, strict=True)
     )
 
     def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
-        return emit_part(buffer, part, target, fill)
+        return emit_part(buffer, part, target, fill, places)
 
     return emit_padded(buffer.box, inside, buffer.source.fill, emit)
 
@@ -63,16 +69,17 @@ def emit_padded(
 
 
 def emit_part(
-    buffer: Buffer, part: Box, target: Target, fill: float | None
+    buffer: Buffer, part: Box, target: Target, fill: float | None, places: tuple[Place, Place]
 ) -> tuple[Ops, Registers]:
-    """Copy `part` of the tensor into the buffer, or fill it."""
+    """Copy `part` of the tensor into the buffer, or fill it; `places` of buffer and tensor."""
     source, copy = buffer.source, buffer.operand
     dims = list(zip(part, buffer.box, buffer.strides, source.strides, strict=True))
     moves = [Move(last - first, to, at if fill is None else 0) for (first, last), _, to, at in dims]
     to = sum((first - low) * stride for (first, _), (low, _), stride, _ in dims)
     at = sum(first * stride for (first, _), _, _, stride in dims)
-    here = Place(SCRATCH, buffer.offset + copy.item_bytes * to)
-    there = Place(buffer.number, source.item_bytes * at) if fill is None else here
+    into, out_of = places
+    here = Place(into.operand, into.offset + copy.item_bytes * to)
+    there = Place(out_of.operand, out_of.offset + source.item_bytes * at) if fill is None else here
     nest = copy_nest(moves, copy.dtype, source.dtype)
     return emit_copy(nest, (here, there), target, fill)
 
@@ -80,6 +87,7 @@ def emit_part(
 def emit_box(
     pack: Inner,
     outside: Access,
+    copy: Place | Through,
     sizes: Mapping[int, int],
     way: Way,
     taken: Registers,
@@ -89,27 +97,32 @@ def emit_box(
 ) -> tuple[Ops, Registers]:
     """Code that copies the box of a pack inside a loop, and the registers used when it ends.
 
-    `outside` points at the tensor where every axis is at the start of its piece, `sizes` are the
-    pieces. An input is read into its copy; the output's copy is written back, combined ("add")
-    with what is there by the reduction of `nest`, or read first.
+    `outside` points at the tensor where every axis is at the start of its piece, `copy` is where
+    the copy begins, `sizes` are the pieces. An input is read into its copy; the output's copy is
+    written back, combined ("add") with what is there by the reduction of `nest`, or read first.
     """
     if pack.number:
-        return emit_read(pack, outside, sizes, target, taken)
+        return emit_read(pack, outside, copy, sizes, target, taken)
     moves = moves_back(pack, sizes)
-    there, here = Through(outside.pointer, outside.bias), Place(SCRATCH, pack.offset)
-    places: tuple[Place | Through, ...] = (there, here)
+    there = Through(outside.pointer, outside.bias)
+    places: tuple[Place | Through, ...] = (there, copy)
     if way == "in":
-        moves, places = [Move(n, read, written) for n, written, read in moves], (here, there)
-        copy = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
+        moves, places = [Move(n, read, written) for n, written, read in moves], (copy, there)
+        made = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
     else:
-        copy = copy_nest(moves, pack.source.dtype, pack.operand.dtype)
+        made = copy_nest(moves, pack.source.dtype, pack.operand.dtype)
     if way == "add":
-        copy = replace(copy, accumulate=True, reduction=nest.reduction)
-    return emit_copy(copy, places, target, None, taken)
+        made = replace(made, accumulate=True, reduction=nest.reduction)
+    return emit_copy(made, places, target, None, taken)
 
 
 def emit_read(
-    pack: Inner, outside: Access, sizes: Mapping[int, int], target: Target, taken: Registers
+    pack: Inner,
+    outside: Access,
+    copy: Place | Through,
+    sizes: Mapping[int, int],
+    target: Target,
+    taken: Registers,
 ) -> tuple[Ops, Registers]:
     """Code that fills the copy of an input: with what lies in the tensor, and around it."""
     firsts, extents = [], []
@@ -130,7 +143,7 @@ def emit_read(
             moves.append(Move(high - low, dim.stride, 0 if fill is not None else source.stride))
             inner += (dim.offset + first + low) * dim.stride
             outer += (first + low) * source.stride
-        here = Place(SCRATCH, pack.offset + pack.operand.item_bytes * inner)
+        here = copy._replace(offset=copy.offset + pack.operand.item_bytes * inner)
         there = Through(outside.pointer, outside.bias + pack.source.item_bytes * outer)
         places = (here, here if fill is not None else there)
         nest = copy_nest(moves, pack.operand.dtype, pack.source.dtype)

@@ -59,7 +59,8 @@ class Access:
 
     `kind` says what a vector of it is: "unit", "splat" or "strided" lanes; `dense` that what lies
     between strided lanes is the operand's, too. `form` is the format in memory where that is not
-    the registers'.
+    the registers'. With `slots` the pointer walks boxes that were packed before: the bytes from
+    box to box of every loop, by axis and step.
     """
 
     pointer: int
@@ -69,6 +70,13 @@ class Access:
     kind: str
     dense: bool
     form: Format | None = None
+    slots: Mapping[tuple[int, int], int] | None = None
+
+    def step_of(self, axis: int, step: int) -> int:
+        """Bytes that the pointer moves with an iteration of the loop over `axis` by `step`."""
+        if self.slots is not None:
+            return self.slots.get((axis, step), 0)
+        return self.strides[axis] * step
 
     def load(self, dst: int, offset: int, lanes: int) -> Load | LoadAs:
         """Load lanes that lie side by side."""

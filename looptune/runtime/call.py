@@ -38,6 +38,7 @@ NO_FLAGS = np.empty(0).flags
 # Names of element types in the buffer protocol, which has none for bfloat16.
 BUFFER_FORMAT = {
     "float32": "f", "float64": "d", "float16": "e", "int32": "i", "int8": "b", "bfloat16": "Z",
+    "int16x2": "i",
 }  # fmt: skip
 
 
@@ -58,6 +59,22 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Arguments:
+    """What a kernel's code takes, as a plan says it: `flops` and `spec` are only for the call."""
+
+    output: Tensor
+    inputs: tuple[Tensor, ...]
+    temporaries: tuple[Tensor, ...]
+    flops: int
+    spec: str
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The order of a kernel's pointers."""
+        return (self.output, *self.inputs, *self.temporaries)
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where temporaries live in the leased scratch: an offset a tensor, -1 for arguments, and last
     that of the scratch itself."""
@@ -66,7 +83,7 @@ class Layout:
     scratch_bytes: int
 
 
-def layout_of(plan: Plan, stage_scratch: int) -> Layout:
+def layout_of(plan: Plan | Arguments, stage_scratch: int) -> Layout:
     """Scratch of the stages first, then each temporary, all 64-byte aligned."""
     end = round_up(stage_scratch)
     offsets = [-1] * (1 + len(plan.inputs))
@@ -261,7 +278,9 @@ class Lease:
 class CtypesEntry:
     """The extension's `Entry` without the extension: the same calls, in the caller's thread."""
 
-    def __init__(self, plan: Plan | None, steps: Sequence[Step], layout: Layout) -> None:
+    def __init__(
+        self, plan: Plan | Arguments | None, steps: Sequence[Step], layout: Layout
+    ) -> None:
         self.functions = [(FUNCTION(step.code.address), step.tensors, step.trips) for step in steps]
         self.layout = layout
         self.threads = 1
@@ -311,7 +330,9 @@ class CtypesEntry:
         return time.perf_counter() - start
 
 
-def make_entry(plan: Plan, steps: Sequence[Step], layout: Layout, use_native: bool) -> object:
+def make_entry(
+    plan: Plan | Arguments, steps: Sequence[Step], layout: Layout, use_native: bool
+) -> Any:
     """The object that runs a kernel's code."""
     if native is None or not use_native:
         return CtypesEntry(plan, steps, layout)

@@ -53,6 +53,18 @@ class Stage:
     private_bytes: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A constant operand as `Kernel.prepack` left it, for that kernel only; read-only.
+
+    `operand` is the input it stands for, `key` tells whose it is.
+    """
+
+    key: str
+    operand: int
+    array: np.ndarray
+
+
 # The extension's Caller goes through its Entry and comes to `checked` for what is unusual.
 Base: Any = object if native is None else native.Caller
 
@@ -88,6 +100,7 @@ class Kernel(Base):  # type: ignore[misc]
         self.programs = programs
         self.threads = threads
         self.report: Any = None
+        self.variants: dict[int, object] = {}
         self.entry: Any = None
         if runs(target):
             self.load(native)
@@ -122,12 +135,31 @@ class Kernel(Base):  # type: ignore[misc]
             )
         if out is None and self.plan.accumulates:
             raise ArgumentError("out is missing: the kernel adds to what it holds")
-        arrays = [as_array(operand, number) for number, operand in enumerate(inputs)]
-        result = empty_output(self.plan.output) if out is None else out_array(out)
-        self.entry_or_raise().run_pointers(self.pointers(arrays, result), self.threads)
+        if any(isinstance(operand, Snapshot) for operand in inputs):
+            from looptune.prepack import run_with_snapshot
+
+            result = run_with_snapshot(self, inputs, out)
+        else:
+            arrays = [as_array(operand, number) for number, operand in enumerate(inputs)]
+            result = empty_output(self.plan.output) if out is None else out_array(out)
+            self.entry_or_raise().run_pointers(self.pointers(arrays, result), self.threads)
         if out is not None:
             return out
         return like(inputs[0], result) if inputs else result
+
+    def prepack(self, array: object, operand: int = 1) -> Snapshot:
+        """A snapshot of a constant input, to be given in its place: `kernel(x, snapshot)`.
+
+        It holds the operand in the order in which the kernel reads it, and is accepted by this
+        kernel only (and its equals: the same plan, target and schedule). Later changes of `array`
+        do not reach it. `operand` numbers the inputs: 1 is a matmul's b, a convolution's weights.
+
+        Raises `ArgumentError` for an array that the kernel would not take, `UnsupportedError`
+        for an input of an epilogue.
+        """
+        from looptune.prepack import take_snapshot
+
+        return take_snapshot(self, array, operand)
 
     def entry_or_raise(self) -> Any:
         """What runs the code; raises `UnsupportedHostError` where nothing can."""
