@@ -35,6 +35,8 @@ from looptune.program import (
     Copy,
     Div,
     Evens,
+    EvensOf,
+    EvensWith,
     Extract,
     Extremum,
     Fma,
@@ -93,7 +95,8 @@ IN_MEMORY: dict[Format, DType] = {
     "float16": "float16", "bfloat16": "bfloat16", "int8": "int8", "int8_pair": "int8",
 }  # fmt: skip
 
-LaneOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens
+Permutation = Zip | Pick | Evens | EvensOf | EvensWith
+LaneOp = LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle
 Chunks = Callable[[int], Iterable[tuple[int, int]]]
 
 
@@ -247,7 +250,7 @@ def run_op(state: State, op: Op) -> None:
             run_arithmetic(state, op)
         case Div() | Bound() | WithConst() | Power() | MulPairs():
             run_function(state, op)
-        case Zip() | Pick():
+        case Zip() | Pick() | Evens() | EvensOf() | EvensWith():
             run_permutation(state, op)
         case Set() | Copy() | Min() | Scale() | Subtract():
             run_scalar(state, op)
@@ -533,18 +536,29 @@ def run_arithmetic(state: State, op: Const | Move | Add | Mul | Extremum | Keep 
             assert_never(op)
 
 
-def run_permutation(state: State, op: Zip | Pick) -> None:
-    """Rearrange the lanes of two registers."""
+def run_permutation(state: State, op: Permutation) -> None:
+    """Rearrange the lanes of two registers, or of one and a vector in memory."""
     v = state.vectors
-    part = PART_BYTES // v.itemsize
-    a, b = v[op.a].reshape(-1, part), v[op.b].reshape(-1, part)
+    part, half = PART_BYTES // v.itemsize, v.shape[1] // 2
     match op:
-        case Zip(dst, unit=unit, high=high):
-            half = slice(part // 2, None) if high else slice(0, part // 2)
-            groups = (x[:, half].reshape(len(x), -1, unit) for x in (a, b))
+        case Zip(dst, a, b, unit, high):
+            low = slice(part // 2, None) if high else slice(0, part // 2)
+            groups = (v[x].reshape(-1, part)[:, low].reshape(2 * half // part, -1, unit)
+                      for x in (a, b))  # fmt: skip
             v[dst] = np.stack(tuple(groups), axis=2).ravel()
-        case Pick(dst, picks=picks):
-            v[dst] = np.concatenate((a[list(picks)], b[list(picks)])).ravel()
+        case Pick(dst, a, b, picks):
+            kept = (v[x].reshape(-1, part)[list(picks)] for x in (a, b))
+            v[dst] = np.concatenate(tuple(kept)).ravel()
+        case Evens(dst, a, b):
+            v[dst] = np.concatenate((v[a, ::2], v[b, 1::2]))
+        case EvensOf(dst, scratch):
+            v[dst] = np.concatenate((v[dst, ::2], np.repeat(v[dst, -1], half)))
+            spoil(state, scratch, dst)
+        case EvensWith(dst, base, offset, lanes, scratch):
+            other = span(state, op, base, offset, v.shape[1])[1::2]
+            v[dst, :half] = v[dst, ::2].copy()
+            v[dst, half:lanes], v[dst, lanes:] = other[2 * half - lanes :], 0
+            spoil(state, scratch, dst)
         case _:
             assert_never(op)
 
@@ -587,7 +601,5 @@ def run_machine(state: State, op: LaneOp) -> None:
             low = v[src, list(lanes)]
             v[dst] = state.junk
             v[dst, :part] = low
-        case Evens(dst, a, b):
-            v[dst] = np.concatenate((v[a, ::2], v[b, 1::2]))
         case _:
             assert_never(op)

@@ -19,6 +19,8 @@ from looptune.program import (
     Case,
     Const,
     Evens,
+    EvensOf,
+    EvensWith,
     Extract,
     Extremum,
     Fma,
@@ -64,7 +66,8 @@ class Machine:
     """What one target does natively with one dtype.
 
     `plain` are the operations to leave alone whatever their lanes, `moves` and `splats` the lane
-    counts of loads, stores and splats that need no rewriting.
+    counts of loads, stores and splats that need no rewriting. It may be that it `permutes` the
+    lanes of two vectors at will.
     """
 
     lanes: int
@@ -72,6 +75,7 @@ class Machine:
     reserved: int
     plain: frozenset[type]
     moves: frozenset[int]
+    permutes: bool
 
     def native(self, op: Load | Splat | Store) -> bool:
         """Whether the target has `op` for this number of lanes."""
@@ -85,7 +89,8 @@ def machine_of(target: Target, dtype: DType) -> Machine:
     plain = SIMPLE if target.masks else SIMPLE - SIZED - SHUFFLES
     plain = plain if target.dot or not is_whole(dtype) else plain - {Fma}
     moves = frozenset(lanes for lanes in (1, 2, 4) if lanes <= part)
-    return Machine(target.lanes(dtype), part, target.vector_registers - 1, plain, moves)
+    reserved = target.vector_registers - 1
+    return Machine(target.lanes(dtype), part, reserved, plain, moves, permutes=target.masks)
 
 
 def legalize(program: Program) -> Program:
@@ -193,16 +198,39 @@ def partial_store(op: Store, machine: Machine) -> Iterator[Op]:
 
 
 def gather(op: Gather, machine: Machine) -> Iterator[Op]:
-    """Collect each 16-byte part lane by lane, all but the first in the scratch register.
+    """Collect elements that lie apart.
 
     Every second element is in two vectors: those between are read, too, but none behind the last.
     """
     item = PART_BYTES // machine.part
+    if op.dense and op.stride == 2 * item and machine.permutes and op.lanes > 1:
+        return permuted(op, machine, item)
     if op.dense and op.stride == 2 * item and op.lanes == machine.lanes:
-        yield Load(op.dst, op.pointer, op.offset, op.lanes)
-        yield Load(op.scratch, op.pointer, op.offset + (op.lanes - 1) * item, op.lanes)
-        yield Evens(op.dst, op.dst, op.scratch)
+        return exchanged(op, item)
+    return inserted(op, machine, item)
+
+
+def permuted(op: Gather, machine: Machine, item: int) -> Iterator[Op]:
+    """Every second element from one vector, or from two of which the second ends with the last."""
+    reach = 2 * op.lanes - 1
+    if reach < machine.lanes:
+        yield Load(op.dst, op.pointer, op.offset, reach)
+        yield EvensOf(op.dst, op.scratch)
         return
+    behind = op.offset + (reach - machine.lanes) * item
+    yield Load(op.dst, op.pointer, op.offset, machine.lanes)
+    yield EvensWith(op.dst, op.pointer, behind, op.lanes, op.scratch)
+
+
+def exchanged(op: Gather, item: int) -> Iterator[Op]:
+    """Every second element of a full vector, by shuffles of two."""
+    yield Load(op.dst, op.pointer, op.offset, op.lanes)
+    yield Load(op.scratch, op.pointer, op.offset + (op.lanes - 1) * item, op.lanes)
+    yield Evens(op.dst, op.dst, op.scratch)
+
+
+def inserted(op: Gather, machine: Machine, item: int) -> Iterator[Op]:
+    """Each 16-byte part lane by lane, all but the first in the scratch register."""
     for part, span in parts(op.lanes, machine):
         register = op.scratch if part else op.dst
         offsets = [op.offset + lane * op.stride for lane in span]

@@ -378,6 +378,31 @@ class Evens(NamedTuple):
     b: int
 
 
+class EvensOf(NamedTuple):
+    """*machine* dst = its even lanes, then its last lane again and again.
+
+    `scratch` is a free vector register.
+    """
+
+    dst: int
+    scratch: int
+
+
+class EvensWith(NamedTuple):
+    """*machine* dst = its even lanes, then the odd lanes of the vector at pointer + offset, those
+    that bring the number of lanes to `lanes`; the rest zero.
+
+    The upper half of dst so continues the lower where the vector ends with the last element that
+    is wanted. `scratch` is a free vector register.
+    """
+
+    dst: int
+    pointer: int
+    offset: int
+    lanes: int
+    scratch: int
+
+
 class Prefetch(NamedTuple):
     """Hint that the line at pointer + offset is wanted."""
 
@@ -502,7 +527,8 @@ VectorOp = (
     | Div | Bound | WithConst | Power
 )  # fmt: skip
 MachineOp = (
-    LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens | MulPairs
+    LoadMask | MaskedLoad | LoadLane | StoreLane | Extract | Insert | Shuffle | Evens
+    | EvensOf | EvensWith | MulPairs
 )  # fmt: skip
 Control = Loop | While | Switch | IfZero
 Op = ScalarOp | PointerOp | VectorOp | MachineOp | Control

@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "pointers undone by one trip only",
         "lower/nest.py",
-        "a.strides[loop.axis] * loop.step * trips)",
+        "a.step_of(loop.axis, loop.step) * trips)",
         "a.strides[loop.axis] * loop.step * (1 if trips > 0 else -1))",
     ),
     Mutant(

@@ -193,6 +193,17 @@ def test_gather(name: str, dtype: DType, stride: int) -> None:
 
 
 @every_machine
+def test_every_second_element_of_what_lies_side_by_side(name: str, dtype: DType) -> None:
+    """The elements between are read, too, and nothing behind the last."""
+    lanes, size = lanes_of(name, dtype), item(dtype)
+    for n in range(1, lanes + 1):
+        values = np.arange(1.0, 2 * n)
+        gather = Gather(1, 0, 0, 2 * size, n, 2, dense=True)
+        found = results(name, dtype, [values], lanes, gather, Store(1, 1, 0, lanes, 3))
+        np.testing.assert_array_equal(found, padded(values[::2], lanes))
+
+
+@every_machine
 @pytest.mark.parametrize("stride", [3, -2])
 def test_scatter(name: str, dtype: DType, stride: int) -> None:
     lanes, size = lanes_of(name, dtype), item(dtype)

@@ -26,6 +26,8 @@ from looptune.program import (
     Copy,
     Div,
     Evens,
+    EvensOf,
+    EvensWith,
     Extract,
     Extremum,
     Fma,
@@ -247,16 +249,6 @@ EVEX: list[tuple[str, DType, Op, list[str]]] = [
     ("avx512", "float32", Zip(17, 18, 19, 1, True), ["vunpckhps zmm17, zmm18, zmm19"]),
     ("avx512", "float32", Zip(17, 18, 19, 2, False), ["vunpcklpd zmm17, zmm18, zmm19"]),
     ("avx512", "float64", Zip(17, 18, 19, 1, False), ["vunpcklpd zmm17, zmm18, zmm19"]),
-    (
-        "avx512",
-        "float32",
-        Evens(17, 18, 19),
-        [
-            "vshufps zmm17, zmm18, zmm19, 0xd8",
-            "vpermpd zmm17, zmm17, 0xd8",
-            "vshuff32x4 zmm17, zmm17, zmm17, 0xd8",
-        ],
-    ),
     ("avx512", "float32", Pick(17, 18, 19, (1, 3)), ["vshuff32x4 zmm17, zmm18, zmm19, 0xdd"]),
     ("avx512", "float32", Shuffle(17, 18, (1, 1, 1, 1)), ["vpermilps xmm17, xmm18, 0x55"]),
     (
@@ -408,6 +400,18 @@ def test_arithmetic_with_constants_reads_them_behind_the_code() -> None:
         copies = 8 if target == "avx2" else 1
         assert code.count(np.float32(3).tobytes() * copies) == 1
         assert np.float32(1.5 * 2**23 + 127).tobytes() in code
+
+
+@pytest.mark.parametrize(("dtype", "letter"), [("float32", "s"), ("float64", "d")])
+def test_every_second_element_is_chosen_by_lane_numbers(dtype: DType, letter: str) -> None:
+    lanes = TARGETS["avx512"].lanes(dtype)
+    whole = body(EvensWith(17, 1, 64, lanes, 18), target="avx512", dtype=dtype)
+    assert whole[1] == f"vpermt2p{letter} zmm17, zmm18, zmmword ptr [r9 + 0x40]"
+    part = body(EvensWith(17, 1, 64, lanes - 1, 18), target="avx512", dtype=dtype)
+    assert part[-1] == f"vpermt2p{letter} zmm17 {{k1}} {{z}}, zmm18, zmmword ptr [r9 + 0x40]"
+    assert body(EvensOf(17, 18), target="avx512", dtype=dtype)[1] == (
+        f"vpermp{letter} zmm17, zmm18, zmm17"
+    )
 
 
 def test_lane_masks_beyond_six_are_set_where_they_are_used() -> None:

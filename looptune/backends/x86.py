@@ -8,6 +8,7 @@ the constants behind the code are aligned for that.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from iced_x86 import Register
@@ -32,6 +33,8 @@ from looptune.program import (
     Base,
     Const,
     Copy,
+    EvensOf,
+    EvensWith,
     IfZero,
     Keep,
     Load,
@@ -67,7 +70,9 @@ LOOP_ALIGNMENT = 32  # one fetch window
 POOL_ALIGNMENT = 64
 LOOPS = frozenset({Loop, While})
 BRANCHES = frozenset({Switch, IfZero})
-INDIFFERENT = frozenset({*ENCODED, Const, WithConst, Power, LoadMask, Base, Step}) - PARTIAL
+INDIFFERENT = (
+    frozenset({*ENCODED, Const, WithConst, Power, EvensOf, LoadMask, Base, Step}) - PARTIAL
+)
 MANTISSA_BITS = {4: 23, 8: 52}
 INT32 = range(-(2**31), 2**31)
 
@@ -139,7 +144,12 @@ def survey(body: tuple[Op, ...], found: Needs) -> None:
                     found.lanes.add(lanes)
             case Splat(lanes=lanes) | Keep(lanes=lanes):
                 found.lanes.add(lanes)
-            case LoadAs(lanes=lanes) | SplatAs(lanes=lanes) | StoreAs(lanes=lanes):
+            case (
+                EvensWith(lanes=lanes)
+                | LoadAs(lanes=lanes)
+                | SplatAs(lanes=lanes)
+                | StoreAs(lanes=lanes)
+            ):
                 found.lanes.add(lanes)
             case Loop(counter, _, inner) | While(counter, _, inner):
                 found.scalars.add(counter)
@@ -286,6 +296,8 @@ class Assembler:
                 self.lanes_constant(op)
             case WithConst() | Power():
                 self.arithmetic(op)
+            case EvensOf() | EvensWith():
+                self.evens(op)
             case Loop() | While() | Switch() | IfZero():
                 self.control(op)
             case _:
@@ -357,6 +369,35 @@ class Assembler:
                 self.with_vector_constant("add", dst, a, 1.5 * 2**bits + bias)
                 code = encode(vectors.names["exponent"], *vectors.wide(dst, dst), Immediate(bits))
                 self.code += code
+
+    def evens(self, op: EvensOf | EvensWith) -> None:
+        """A permutation by lane numbers, those of a second vector counted from `lanes` on."""
+        vectors = self.vectors
+        half = vectors.lanes // 2
+        order = [2 * i for i in range(half)]
+        match op:
+            case EvensOf(dst, scratch):
+                self.load_lane_numbers(scratch, [*order, *[2 * half - 1] * half])
+                self.code += encode(vectors.names["choose"], *vectors.wide(dst, scratch, dst))
+            case EvensWith(dst, pointer, offset, lanes, scratch):
+                first = 4 * half - 2 * (lanes - half) + 1  # of the second vector's odd lanes
+                order += [first + 2 * i for i in range(lanes - half)] + [0] * (2 * half - lanes)
+                self.load_lane_numbers(scratch, order)
+                second = Memory(POINTERS[pointer], offset)
+                before, mask = b"", 0
+                if lanes < vectors.lanes:
+                    before, mask = vectors.lane_mask(lanes)
+                operands = (*vectors.wide(dst, scratch), second)
+                name = vectors.names["permute"]
+                self.code += before + encode(name, *operands, mask=mask, zero=bool(mask))
+
+    def load_lane_numbers(self, dst: int, order: Sequence[int]) -> None:
+        """A vector of whole numbers, as permutations take them."""
+        vectors = self.vectors
+        numbers = struct.pack(f"<{len(order)}{'i' if vectors.item == 4 else 'q'}", *order)
+        here = Memory(Register.RIP, 0)
+        name = vectors.names[f"load{vectors.bits // 8}"]
+        self.refer(encode(name, *vectors.wide(dst), here), self.constant(numbers))
 
     def with_vector_constant(self, kind: str, dst: int, a: int, value: float) -> None:
         """One instruction whose last source is `value` in every lane."""

@@ -101,8 +101,10 @@ FORMS = {
     "zip_high1": Form("VUNPCKH{p}_{v}_{v}_{v}M{n}", "VUNPCKH{p}_ZMM_K1Z_ZMM_ZMMM512B{b}"),
     "zip_low2": Form("VUNPCKLPD_{v}_{v}_{v}M{n}", "VUNPCKLPD_ZMM_K1Z_ZMM_ZMMM512B64"),
     "zip_high2": Form("VUNPCKHPD_{v}_{v}_{v}M{n}", "VUNPCKHPD_ZMM_K1Z_ZMM_ZMMM512B64"),
-    "even": Form("VSHUF{p}_{v}_{v}_{v}M{n}_IMM8", "VSHUF{p}_ZMM_K1Z_ZMM_ZMMM512B{b}_IMM8"),
-    "quarters": Form("VPERMPD_YMM_YMMM256_IMM8", "VPERMPD_ZMM_K1Z_ZMMM512B64_IMM8"),
+    "even": Form("VSHUF{p}_{v}_{v}_{v}M{n}_IMM8", ""),
+    "choose": Form("", "VPERM{p}_ZMM_K1Z_ZMM_ZMMM512B{b}"),
+    "permute": Form("", "VPERMT2{p}_ZMM_K1Z_ZMM_ZMMM512B{b}"),
+    "quarters": Form("VPERMPD_YMM_YMMM256_IMM8", ""),
     "pick": Form("VPERM2F128_YMM_YMM_YMMM256_IMM8", "VSHUFF32X4_ZMM_K1Z_ZMM_ZMMM512B32_IMM8"),
     "shuffle": Form("VPERMIL{p}_XMM_XMMM128_IMM8", "VPERMIL{p}_XMM_K1Z_XMMM128B{b}_IMM8"),
 }
@@ -357,16 +359,13 @@ class Vectors:
     def evens(self, op: Evens) -> bytes:
         """A shuffle in every 16-byte part, then their halves, those of a first.
 
-        Parts a0 b0 | a1 b1 | ... of halves become a0 a1 | b0 b1 | ... in pairs of parts, and on
-        AVX-512 these a0 a1 | a2 a3 | b0 b1 | b2 b3.
+        Parts a0 b0 | a1 b1 of halves become a0 a1 | b0 b1. AVX-512 has `EvensWith` instead.
         """
         dst, a, b = self.wide(op.dst, op.a, op.b)
         lanes = 0b11011000 if self.item == 4 else 0b10101010 & ((1 << self.lanes) - 1)
         code = self.put("even", dst, a, b, Immediate(lanes))
         if self.bits > 128:
             code += self.put("quarters", dst, dst, Immediate(0b11011000))
-        if self.bits > 256:
-            code += self.put("pick", dst, dst, dst, Immediate(0b11011000))
         return code
 
     def keep(self, op: Keep) -> bytes:

@@ -20,8 +20,9 @@ from looptune.program import Add, Bound, Const, Div, Fma, Mul, Op, Power, WithCo
 class Function(NamedTuple):
     """Constants of one type: see the module's docstring.
 
-    `least` and `most` bound the argument of an exponential that is a normal number, beyond
-    `saturated` tanh(x / 2) is 1, beyond `negligible` the tail is 0. `ln2` is ln(2) in two parts,
+    `least` and `most` bound the argument of an exponential that is a normal number, and so is its
+    inverse; beyond `saturated` tanh(x / 2) is 1; at `negligible` the tail is nearly the smallest
+    normal number: denormal ones would take a hundred cycles each. `ln2` is ln(2) in two parts,
     the first so short that its whole multiples are exact; adding and subtracting `to_whole`
     rounds to a whole number.
     """
@@ -40,9 +41,9 @@ TAIL_SCALE = 0.2
 FUNCTIONS = {
     "float32": Function(
         least=-87.3,
-        most=88.3,
+        most=87.0,
         saturated=18.5,
-        negligible=13.2,
+        negligible=13.0,
         ln2=(0.693145751953125, 1.4286068203094172e-06),
         to_whole=1.5 * 2.0**23,
         exponential=(
@@ -57,9 +58,9 @@ FUNCTIONS = {
     ),
     "float64": Function(
         least=-708.0,
-        most=709.0,
+        most=708.0,
         saturated=39.0,
-        negligible=37.6,
+        negligible=37.5,
         ln2=(0.6931471805601177, -1.7239444525614835e-13),
         to_whole=1.5 * 2.0**52,
         exponential=(

@@ -469,7 +469,7 @@ def step_kind(step: Step) -> str:
 def vector_size(form: Form, operand: Operand) -> int:
     """Instructions to read or write one vector: a strided one goes lane by lane.
 
-    Every second element is read by two loads and up to three shuffles.
+    Every second element is read by two loads and shuffles.
     """
     narrow = CONVERTED if is_narrow(operand.dtype) else 0
     if form.vector is None or operand.stride_of(form.vector) in (0, 1):

@@ -100,7 +100,9 @@ class Registers:
 
 NONE_USED = Registers()
 
-Way = Literal["in", "out", "add"]  # a box into its copy, back from it, or added to what is there
+# A box into its copy, all of it or just what lies inside the tensor or around it; back from the
+# copy, or added to what is there.
+Way = Literal["in", "inside", "around", "out", "add"]
 Copier = Callable[
     [Inner, Access, Place | Through, Mapping[int, int], Way, Registers], tuple[Ops, Registers]
 ]
@@ -193,8 +195,31 @@ def emit_nest(
             start += operand.base * operand.item_bytes - access.bias
         bases += pointed(access.pointer, place, start, first.scalars)
     extents: dict[int, Extent] = {a: axis.extent for a, axis in enumerate(form.nest.axes)}
-    ops, used = outer_loop(frame, 0, extents, Visit(1 if form.nest.accumulate else 0))
-    return (*bases, *ops), used | frame.used | Registers(first.scalars + 1)
+    fills, used = fills_ahead(frame)
+    ops, more = outer_loop(frame, 0, extents, Visit(1 if form.nest.accumulate else 0))
+    return (*bases, *fills, *ops), used | more | frame.used | Registers(first.scalars + 1)
+
+
+def filled_ahead(form: Form, pack: Inner) -> bool:
+    """Whether what is copied around a tensor is the same in all iterations: it is filled once."""
+    ranges = form.ranges[pack.depth]
+    walked_axes = {a for dim in pack.source.dims for a, c in enumerate(dim.coefficients) if c}
+    padded = pack.number > 0 and any(map(any, pack.margins))
+    return padded and pack.depth > 0 and all(len(ranges[axis]) == 1 for axis in walked_axes)
+
+
+def fills_ahead(frame: Frame) -> tuple[Ops, Registers]:
+    """Code that fills copies around the tensors, before all loops, where it stays as it is."""
+    ops: Ops = ()
+    used = Registers()
+    for pack, _ in frame.packs:
+        if filled_ahead(frame.form, pack) and pack.number != frame.prepacked:
+            ranges = frame.form.ranges[pack.depth]
+            extents = {axis: values[0] for axis, values in ranges.items()}
+            outside = frame.accesses[pack.number]
+            more, registers = copied_box(frame, pack, outside, extents, "around")
+            ops, used = ops + more, used | registers
+    return ops, used
 
 
 def boxes_of(form: Form, number: int | None) -> Inner | None:
@@ -324,7 +349,10 @@ def with_packs(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[O
         if loaded:
             ops, more = copied_box(frame, pack, outside, extents, "in")
             before, used = before + ops, used | more
-        way: Literal["in"] | Flag = "in" if pack.number else before_write
+        way: Way | Flag = before_write
+        if pack.number:
+            ahead = filled_ahead(frame.form, pack) and not frame.packs_only
+            way = "inside" if ahead else "in"
         copies, more = copied_box(frame, pack, outside, extents, way)
         if frame.packs_only:
             return copies, more
@@ -343,7 +371,7 @@ def with_packs(frame: Frame, at: int, extents: Extents, visit: Visit) -> tuple[O
 
 
 def copied_box(
-    frame: Frame, pack: Inner, outside: Access, extents: Extents, way: Literal["in"] | Flag
+    frame: Frame, pack: Inner, outside: Access, extents: Extents, way: Way | Flag
 ) -> tuple[Ops, Registers]:
     """Code that fills a copy, or writes back that of the output: added to what is there if the
     flag is set."""
@@ -364,8 +392,8 @@ def copied_box(
     def make(extents: Extents) -> Ops:
         sizes = {axis: values_of(extent)[0] for axis, extent in extents.items()}
         match way:
-            case "in":
-                return copy(sizes, "in")
+            case str():
+                return copy(sizes, way)
             case int():
                 return copy(sizes, "add" if way else "out")
             case Dynamic():

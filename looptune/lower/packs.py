@@ -102,7 +102,7 @@ def emit_box(
     written back, combined ("add") with what is there by the reduction of `nest`, or read first.
     """
     if pack.number:
-        return emit_read(pack, outside, copy, sizes, target, taken)
+        return emit_read(pack, outside, copy, sizes, way, target, taken)
     moves = moves_back(pack, sizes)
     there = Through(outside.pointer, outside.bias)
     places: tuple[Place | Through, ...] = (there, copy)
@@ -121,10 +121,11 @@ def emit_read(
     outside: Access,
     copy: Place | Through,
     sizes: Mapping[int, int],
+    way: Way,
     target: Target,
     taken: Registers,
 ) -> tuple[Ops, Registers]:
-    """Code that fills the copy of an input: with what lies in the tensor, and around it."""
+    """Code that fills the copy of an input: with what lies in the tensor, around it, or both."""
     firsts, extents = [], []
     for source in pack.source.dims:
         reach = [c * (sizes[axis] - 1) for axis, c in enumerate(source.coefficients)]
@@ -149,7 +150,11 @@ def emit_read(
         nest = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
         return emit_copy(nest, places, target, fill, taken)
 
-    return emit_padded(tuple((0, n) for n in extents), inside, pack.source.fill, emit)
+    def wanted(part: Box, fill: float | None) -> tuple[Ops, Registers]:
+        skipped = "around" if fill is None else "inside"
+        return ((), NONE_USED) if way == skipped else emit(part, fill)
+
+    return emit_padded(tuple((0, n) for n in extents), inside, pack.source.fill, wanted)
 
 
 def moves_back(pack: Inner, sizes: Mapping[int, int]) -> list[Move]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from looptune.dtypes import ITEM_BYTES
 from looptune.errors import LoweringError
@@ -288,7 +289,7 @@ def products(
             for number, (a, b) in enumerate(zip(left, right, strict=True))
             for i in order
         ]
-        yield from multiply_add(tile, jobs, first)
+        yield from multiply_add(tile, jobs if first else regrouped(tile, jobs), first)
         return
     ops = multiply_add(tile, [(i, left[0][i], right[0][i]) for i in order], first)
     yield from ops
@@ -297,6 +298,27 @@ def products(
         shift = number % tile.copies * count
         for op in ops:
             yield moved_op(op, shift, moved)
+
+
+def regrouped(tile: Tile, jobs: list[Job]) -> list[Job]:
+    """Jobs in an order in which vectors that several terms read are loaded once.
+
+    A window that slides over an image reads each of its vectors for several taps. Where the other
+    operand's vectors all fit the temporaries, the jobs of one vector follow each other. Of two
+    halves the groups take turns, so that a sum waits for its last term.
+    """
+    left, right = {a for _, a, _ in jobs}, {b for _, _, b in jobs}
+    most, fewest = max(len(left), len(right)), min(len(left), len(right))
+    if most == len(jobs) or fewest + 2 > len(tile.temporaries):
+        return jobs
+    groups: dict[Read, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job[1] if len(left) == most else job[2], []).append(job)
+    ordered = list(groups.values())
+    half = -(-len(ordered) // 2)
+    none: list[Job] = []
+    turns = zip_longest(ordered[:half], ordered[half:], fillvalue=none)
+    return [job for pair in turns for group in pair for job in group]
 
 
 def point_order(left: list[Read], right: list[Read]) -> Sequence[int]:
