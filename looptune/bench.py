@@ -156,6 +156,7 @@ def torch_channels_last(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
     """Torch's 2-D convolution with image and weights already in its channels-last format."""
     import torch
 
+    refuse_unlike(plan, "torch", ("float32", "float64"))
     if workload.kind not in CONVOLUTIONS or len(plan.output.shape) != 4:
         raise UnsupportedError(f"torch has no channels-last call for {workload.kind}")
     image, weights = (torch.from_numpy(arrays[tensor.name]) for tensor in plan.inputs)
