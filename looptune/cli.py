@@ -22,6 +22,9 @@ import numpy as np
 
 import looptune
 from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
+from looptune.dbcli import JOBS as DATABASE_JOBS
+from looptune.dbcli import add_jobs, opened
+from looptune.default import default_schedule
 from looptune.dtypes import ARGUMENTS
 from looptune.errors import LooptuneError, SpecError, UnsupportedError
 from looptune.host import fingerprint, host_isas, host_target, thread_count
@@ -38,8 +41,11 @@ from looptune.measure import (
 )
 from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
+from looptune.search import STRATEGIES
 from looptune.target import TARGETS
-from looptune.tune import STRATEGIES, optimize
+from looptune.tune import Budget, Report, optimize
+from looptune.tune import compile as compile_plan
+from looptune.tuner import Interrupted
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
 from looptune.workloads.suites import Workload, load
 
@@ -55,6 +61,13 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
     options.add_argument("--threads", type=count, default=None)
+    help_text = "seconds to search for, each candidate verified and timed in a process of its own"
+    options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)
+    options.add_argument("--measurements", type=count, default=None, help="candidates to measure")
+    help_text = "a file, or none; default: the user's"
+    options.add_argument("--database", default="default", metavar="PATH", help=help_text)
+    options.add_argument("--retune", action="store_true", help="search, whatever was found before")
+    options.add_argument("--seed", type=int, default=0)
     add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
                   [options, output_options()])  # fmt: skip
 
@@ -73,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
     help_text = "measure peak FLOPS and streaming bandwidth of one core"
     jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
+    add_jobs(jobs.add_parser("db", help="look at, carry or prune the database"), [output_options()])
     help_text = "say what works on this machine, and what does not"
     jobs.add_parser("doctor", help=help_text, parents=[output_options()])
     return top
@@ -217,9 +231,7 @@ def write(args: argparse.Namespace, result: dict[str, object], text: str) -> Non
 def run_optimize(args: argparse.Namespace) -> int:
     """Make, verify and time one kernel."""
     plan = workload_plan(args)
-    kernel = optimize(
-        plan, target=host_target(args.target), strategy=args.strategy, threads=args.threads
-    )
+    kernel = tuned(plan, args)
     workload = Workload(id="cli", suite="cli", kind=args.kind, dtype=plan.dtype, flops=plan.flops,
                         min_bytes=plan.min_bytes, core=False, record={})  # fmt: skip
     found = compare_with_numpy(workload, kernel)
@@ -234,6 +246,9 @@ def run_optimize(args: argparse.Namespace) -> int:
         "codegen_s": report.codegen_seconds,
         "schedule_s": report.schedule_seconds,
         "verify_s": report.verify_seconds,
+        "tried": report.tried,
+        "rejected": report.rejected,
+        "gain": [None if c.posterior is None else c.posterior.mean for c in report.choices],
         "actions": [schedule.actions for schedule in kernel.schedules],
         "loop_tree": kernel.loop_tree,
         **found,
@@ -244,12 +259,46 @@ def run_optimize(args: argparse.Namespace) -> int:
         f"verified: {'yes' if report.verified else 'no'}   "
         f"{found['gflops']:.1f} GFLOPS ({found['fraction_of_peak']:.0%} of the peak of "
         f"{kernel.threads} core{'s' * (kernel.threads > 1)})   "
-        f"{versus}\n"
+        f"{versus}\n{searched(report)}"
         f"{kernel.target.name}, {len(kernel.code_bytes)} bytes of code made in "
         f"{1e3 * report.codegen_seconds:.2f} ms, called through {call_path()}"
     )
     write(args, result, text)
     return 0
+
+
+def searched(report: Report) -> str:
+    """What a search did, in one line; nothing where there was none."""
+    lines = []
+    for choice in report.choices:
+        if choice.posterior is not None:
+            gain = 100 * math.expm1(choice.posterior.mean)
+            rejected = sum(choice.rejected.values())
+            lines.append(
+                f"{choice.origin}: {gain:+.1f} % against the default, {choice.tried} candidates "
+                f"tried, {rejected} of them rejected\n"
+            )
+    return "".join(lines)
+
+
+def tuned(plan: Plan, args: argparse.Namespace) -> Kernel:
+    """The kernel of the options; interrupted, that of the best schedule so far."""
+    target = host_target(args.target)
+    try:
+        return optimize(
+            plan, target=target, strategy=args.strategy, threads=args.threads,
+            budget=Budget(seconds=args.budget, measurements=args.measurements),
+            database=None if args.database == "none" else args.database,
+            retune=args.retune, seed=args.seed, isolate=True,
+        )  # fmt: skip
+    except Interrupted as stop:
+        print("interrupted: the best so far", file=sys.stderr)
+        best = stop.schedule
+        schedules = [
+            best if nest.key == best.nest.key else default_schedule(nest, target)
+            for nest in plan.nests
+        ]
+        return compile_plan(plan, schedules, target=target)
 
 
 def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | None]:
@@ -337,6 +386,14 @@ def run_peak(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_db(args: argparse.Namespace) -> int:
+    """One job on the database."""
+    result, text = DATABASE_JOBS[args.what](args, opened(args))
+    if text or args.json or args.output is not None:
+        write(args, result, text)
+    return 0
+
+
 def run_doctor(args: argparse.Namespace) -> int:
     """Say what this machine and installation can do."""
     machine = fingerprint()
@@ -369,6 +426,7 @@ JOBS = {
     "show": run_show,
     "bench": run_bench,
     "peak": run_peak,
+    "db": run_db,
     "doctor": run_doctor,
 }
 

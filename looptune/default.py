@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from looptune.ir import Nest, Operand
 from looptune.lower.form import register_budget, within_reach
-from looptune.prices import SWEEP_STEPS, Candidate, cycles, least_cycles, prices_of
+from looptune.prices import SWEEP_STEPS, Candidate, Prices, cycles, least_cycles, prices_of
 from looptune.schedule import Schedule, pack, parallel, reorder, split, vectorize
 from looptune.target import Target
 
 # What one core does in some 20 microseconds, a few times what waking another costs.
 SHARED_FLOPS, SHARED_BYTES = 1_000_000, 250_000
+TILES_EACH = 4  # of an option, where many candidates are wanted
 PANEL_READS = 8  # of every element, before a copy of it pays
 
 
@@ -37,11 +38,11 @@ def default_schedule(
     return share(arrange(schedule, target, best, threads), threads)
 
 
-def cheapest(nest: Nest, target: Target, constant: int | None = None) -> Candidate | None:
-    """The candidate of fewest predicted cycles; one whose bound cannot win is not tried.
-
-    None where no axis can be spread over the lanes, so far apart are its elements.
-    """
+def priced_options(
+    nest: Nest, target: Target, constant: int | None = None
+) -> list[tuple[float, Prices, Candidate]]:
+    """The candidates before their tiles are chosen, with a lower bound of their cycles, the least
+    first; without those whose lanes no pointer reaches."""
     options = [
         (prices_of(nest, target, option), option)
         for vector, axis in enumerate(nest.axes)
@@ -49,21 +50,44 @@ def cheapest(nest: Nest, target: Target, constant: int | None = None) -> Candida
         for option in options_of(nest, vector, constant)
         if within_reach(unpacked(nest, option), vector, target)
     ]
-    if not options:
-        return None
     bounds = sorted(
         (least_cycles(nest, prices, option), i) for i, (prices, option) in enumerate(options)
     )
-    best, least = options[bounds[0][1]][1], math.inf
-    for bound, number in bounds:
+    return [(bound, *options[number]) for bound, number in bounds]
+
+
+def cheapest(nest: Nest, target: Target, constant: int | None = None) -> Candidate | None:
+    """The candidate of fewest predicted cycles; one whose bound cannot win is not tried.
+
+    None where no axis can be spread over the lanes, so far apart are its elements.
+    """
+    best, least = None, math.inf
+    for bound, prices, option in priced_options(nest, target, constant):
         if bound >= least:
             break
-        prices, option = options[number]
+        best = best or option
         for tile in tiles(nest, target, option.vector):
             found = cycles(nest, prices, option.vector, dict(tile))
             if found < least:
                 best, least = replace(option, tile=tile), found
     return best
+
+
+def candidates(nest: Nest, target: Target, threads: int = 1) -> Iterator[Schedule]:
+    """Schedules that the default is chosen from: the `TILES_EACH` best tiles of every option."""
+    schedule = Schedule(nest)
+    if nest.points == 0 or all(axis.extent == 1 for axis in nest.axes):
+        return
+    for _, prices, option in priced_options(nest, target):
+        found = [
+            (cycles(nest, prices, option.vector, dict(tile)), tile)
+            for tile in tiles(nest, target, option.vector)
+        ]
+        for _, tile in sorted(found)[:TILES_EACH]:
+            made = arrange(
+                vectorize(schedule, option.vector), target, replace(option, tile=tile), threads
+            )
+            yield share(made, threads)
 
 
 def options_of(nest: Nest, vector: int, constant: int | None = None) -> list[Candidate]:

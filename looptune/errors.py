@@ -11,6 +11,8 @@ LooptuneError
 ├── UnsupportedError   known, but not supported: dtype, operator, epilogue, strategy
 ├── UnsupportedHostError    this machine cannot run the kernel
 ├── ExecutableMemoryError   the operating system refused executable memory
+├── DatabaseError      the database's file, or a line to import, is no use
+├── MeasurementError   a time that cannot be, or a worker that died
 └── VerificationError  a kernel's result differs from the reference
 """
 
@@ -57,6 +59,14 @@ class UnsupportedHostError(LooptuneError):
 
 class ExecutableMemoryError(LooptuneError):
     """Executable memory was refused; names the policy that refused it."""
+
+
+class DatabaseError(LooptuneError):
+    """A database that cannot be opened, or a record that is not one."""
+
+
+class MeasurementError(LooptuneError):
+    """A measurement that failed: a time under the roofline's, a worker that died or hung."""
 
 
 class VerificationError(LooptuneError):

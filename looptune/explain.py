@@ -105,7 +105,7 @@ def instruction_mix(programs: tuple[Program, ...]) -> dict[str, int]:
 def explain(kernel: Kernel) -> Explanation:
     """Explain a kernel from its schedules and Programs; nothing is run."""
     target = kernel.target
-    per_cycle = 2 * target.fma_per_cycle * target.lanes(kernel.plan.dtype)
+    per_cycle = 2 * target.fma_per_cycle * target.lanes(kernel.plan.nests[-1].dtype)
     return Explanation(
         nests=tuple(explain_nest(schedule, target) for schedule in kernel.schedules),
         instructions=instruction_mix(kernel.programs),

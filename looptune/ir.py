@@ -15,8 +15,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import mul
 from typing import Literal
 
 from looptune.dtypes import ACCUMULATOR, ITEM_BYTES, DType, is_whole
@@ -89,17 +90,24 @@ class Operand:
     """A tensor and the affine access a nest makes to it.
 
     Reads outside the tensor give `fill`: this is what padding means. Writes may not leave it.
+    `moves` are the strides by axis (`stride_of`).
     """
 
     name: str
     dtype: DType
     dims: tuple[Dim, ...]
     fill: float = 0.0
+    moves: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_instances(f"the dimensions of {self.name}", self.dims, Dim)
         if self.dtype not in ITEM_BYTES:
             raise NestError(f"{self.name} has dtype {self.dtype!r}; {sorted(ITEM_BYTES)} would do")
+        # Asked for thousands of times while a schedule is priced or lowered.
+        columns = zip(*(dim.coefficients for dim in self.dims), strict=False)
+        strides = [dim.stride for dim in self.dims]
+        moves = tuple(sum(map(mul, strides, column)) for column in columns)
+        object.__setattr__(self, "moves", moves)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +131,7 @@ class Operand:
 
     def stride_of(self, axis: int) -> int:
         """Elements by which the address moves when axis number `axis` moves by one."""
-        return sum(dim.stride * dim.coefficients[axis] for dim in self.dims)
+        return self.moves[axis] if self.dims else 0
 
     def overhang(self, axes: tuple[Axis, ...]) -> tuple[tuple[int, int], ...]:
         """Per dimension, how far the access reaches below index 0 and beyond the last one."""

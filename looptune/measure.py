@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from looptune.target import Target
 
 Clock = Callable[[], float]
 Sampler = Callable[[int], float]  # calls -> seconds for all of them
+NOISE = 0.05  # of the logarithm: an interval wider than that tells nothing
+MOST_COPIES = 64  # sets of operands that are cold
 PEAK_ITERATIONS = 20_000
 PEAK_FMAS = 240
 
@@ -96,6 +99,123 @@ def ratio(other: Samples, ours: Samples) -> float:
     """How many times faster ours is: the median over rounds of other / ours."""
     rounds = zip(other.seconds, ours.seconds, strict=True)
     return float(np.median([theirs / mine for theirs, mine in rounds]))
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Samples of log(anchor / candidate), one a round: how many, their mean and variance."""
+
+    n: int
+    mean: float
+    variance: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the mean's 95 % interval, by Student's distribution; infinite for one sample."""
+        if self.n < 2:
+            return math.inf
+        return student(self.n - 1) * math.sqrt(self.variance / (self.n - 1))
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "within noise"]:
+        """Whether the candidate is faster than the anchor: not if the interval holds 0."""
+        if abs(self.mean) <= self.half_width:
+            return "within noise"
+        return "faster" if self.mean > 0 else "slower"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the machine is too noisy to tell `NOISE` apart."""
+        return self.half_width > NOISE
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's distribution, to about 2 % from 3 degrees of freedom on
+    (the first terms of its expansion in their inverse, Abramowitz and Stegun 26.7.5)."""
+    z = 1.959964
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def paired(anchor: Samples, candidate: Samples) -> Posterior:
+    """The posterior of a candidate that was timed in the same rounds as its anchor."""
+    pairs = zip(anchor.seconds, candidate.seconds, strict=True)
+    logs = np.log([theirs / ours for theirs, ours in pairs])
+    return Posterior(len(logs), float(logs.mean()), float(logs.var()))
+
+
+def compare_samplers(
+    contenders: Mapping[str, Sampler],
+    *,
+    seconds: float,
+    rounds: int = 15,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Posterior]:
+    """Each contender but the first against the first, until all can be told apart or the time is
+    over: rounds are added while an interval holds 0."""
+    anchor, *others = contenders
+    deadline = clock() + seconds
+    gathered: dict[str, tuple[float, ...]] = {name: () for name in contenders}
+    while True:
+        share = max(deadline - clock(), 0.0) / 3
+        found = interleave(contenders, rounds=rounds, seconds=share)
+        gathered = {name: (*gathered[name], *found[name].seconds) for name in contenders}
+        samples = {name: Samples(values) for name, values in gathered.items()}
+        results = {name: paired(samples[anchor], samples[name]) for name in others}
+        told = all(result.verdict != "within noise" for result in results.values())
+        if told or clock() >= deadline:
+            return results
+
+
+def compare(
+    kernels: Mapping[str, Kernel],
+    *,
+    seconds: float = 0.5,
+    cache: Literal["hot", "cold"] = "hot",
+    seed: int = 0,
+) -> dict[str, Posterior]:
+    """How kernels of one plan compare with the first of them, timed in turns.
+
+    Samples are paired by rounds, because what disturbs one disturbs its neighbour, too. With
+    `cache="cold"` calls rotate through so many operands that none is found in cache. Raises
+    `ArgumentError` for fewer than two kernels, or of different plans.
+    """
+    if len(kernels) < 2 or len({kernel.plan.key for kernel in kernels.values()}) > 1:
+        raise ArgumentError("compare wants at least two kernels, all of one plan")
+    if cache not in ("hot", "cold"):
+        raise ArgumentError(f"cache={cache!r}; 'hot' or 'cold' would do")
+    first = next(iter(kernels.values()))
+    sets = rotating_arrays(first.plan, first.target, cold=cache == "cold", seed=seed)
+    contenders = {name: rotating_sampler(kernel, sets) for name, kernel in kernels.items()}
+    return compare_samplers(contenders, seconds=seconds)
+
+
+def rotating_arrays(
+    plan: Plan, target: Target, *, cold: bool, seed: int = 0
+) -> list[dict[str, np.ndarray]]:
+    """Two sets of operands, or where they are to be cold, twice what the last cache holds."""
+    copies = 2
+    if cold:
+        wanted = 2 * target.cache_bytes[2] // max(1, plan.min_bytes)
+        copies = max(2, min(MOST_COPIES, wanted))
+    return [random_arrays(plan, seed + number) for number in range(copies)]
+
+
+def rotating_sampler(kernel: Kernel, sets: Sequence[Mapping[str, np.ndarray]]) -> Sampler:
+    """Time the kernel alone, each call on the next set of operands."""
+    plan = kernel.plan
+    pointers = [
+        kernel.pointers([arrays[t.name] for t in plan.inputs], arrays[plan.output.name])
+        for arrays in sets
+    ]
+    return lambda calls: float(kernel.entry.seconds(pointers, calls, kernel.threads))
+
+
+def roofline_seconds(kernel: Kernel, peak: float) -> float:
+    """The time that no call can undercut: all operations at the peak of all threads."""
+    return kernel.flops / (peak * kernel.threads)
 
 
 @contextmanager
@@ -181,8 +301,11 @@ def peak_sampler(target: Target, dtype: DType) -> tuple[Sampler, int]:
 
 
 def peak_flops(target: Target, dtype: DType = "float32", *, seconds: float = 0.2) -> float:
-    """Most multiply-add operations a second of one core: the best of many short samples."""
-    sample, flops = peak_sampler(target, dtype)
+    """Most multiply-add operations a second of one core: the best of many short samples.
+
+    In the type that sums of `dtype` are kept in; whole numbers count as float32.
+    """
+    sample, flops = peak_sampler(target, "float64" if dtype == "float64" else "float32")
     found = interleave({"peak": sample}, rounds=30, seconds=seconds)
     return flops / min(found["peak"].seconds)
 

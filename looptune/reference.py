@@ -465,6 +465,13 @@ def evaluate_at(
     return values
 
 
+def expectation(plan: Plan, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """The plan's whole output, and what its errors scale with: for `compare`, again and again."""
+    known = float64_arrays(plan, arrays)
+    sizes = absolute(plan, known)
+    return evaluate(plan, known), evaluate(*sizes, True)
+
+
 def check(
     problem: Plan | Nest,
     arrays: Arrays,

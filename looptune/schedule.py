@@ -208,7 +208,7 @@ def check_loops(schedule: Schedule) -> None:
 def check_packs(schedule: Schedule) -> None:
     """Raise `ScheduleError` unless each pack is of an operand, in an order of its dimensions, at
     the root or in a loop."""
-    operands = schedule.nest.operands
+    operands = schedule.nest.operands[: 1 + len(schedule.nest.inputs)]
     for pack in schedule.packs:
         if pack.operand not in range(len(operands)):
             raise ScheduleError(f"{pack}: there are operands 0..{len(operands) - 1}")

@@ -1,19 +1,28 @@
-"""`optimize()`: strategy, verification, kernel."""
+"""`optimize()`: a schedule for every nest, verification, kernel."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from looptune.build import build
-from looptune.default import default_schedule
+from looptune.choose import Chosen, Options, Progress, choose
+from looptune.database import Database, default_database
 from looptune.dtypes import poison
-from looptune.errors import ArgumentTypeError, SpecError, UnsupportedError
+from looptune.errors import (
+    ArgumentTypeError,
+    SpecError,
+    UnsupportedError,
+    VerificationError,
+)
 from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan, plan_of
 from looptune.measure import random_arrays
@@ -21,12 +30,12 @@ from looptune.reference import verify as verify_result
 from looptune.runtime.call import as_array, is_tensor
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
+from looptune.search import strategy_named
 from looptune.target import Target, target_named
 from looptune.workloads import einsum, fuse
 from looptune.workloads.einsum import check_dtype, whole_numbers
 
-Strategy = Callable[[Nest, Target, int], Schedule]
-STRATEGIES: dict[str, Strategy] = {"default": default_schedule}
+logger = logging.getLogger("looptune")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +52,21 @@ class Budget:
             if value is not None and not (type(value) in kinds and value >= 0):
                 raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
 
+    def share(self, parts: int) -> Budget:
+        """What one of so many nests may spend."""
+        seconds = None if self.seconds is None else self.seconds / max(1, parts)
+        count = None if self.measurements is None else -(-self.measurements // max(1, parts))
+        return Budget(seconds=seconds, measurements=count)
+
 
 @dataclass(frozen=True)
 class Report:
-    """How a kernel came about; seconds are wall-clock."""
+    """How a kernel came about; seconds are wall-clock.
+
+    `choices` are one a nest: where its schedule comes from, what was tried and what was rejected
+    for which reason, and how it compares with the default if it was measured. `schedule_seconds`
+    hold all of that, `codegen_seconds` and `verify_seconds` are of the kernel itself.
+    """
 
     strategy: str
     schedule_seconds: float
@@ -54,6 +74,17 @@ class Report:
     verify_seconds: float
     verified: bool
     budget: Budget = field(default_factory=Budget)
+    choices: tuple[Chosen, ...] = ()
+
+    @property
+    def tried(self) -> int:
+        """Candidates that a search asked for."""
+        return sum(choice.tried for choice in self.choices)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Candidates without a value, by the kind of reason."""
+        return dict(sum((Counter(choice.rejected) for choice in self.choices), Counter()))
 
 
 def optimize(
@@ -68,11 +99,12 @@ def optimize(
     budget: float | Budget | None = None,
     threads: int | None = None,
     target: str | Target | None = None,
-    database: object = "default",
+    database: str | os.PathLike[str] | Database | None = "default",
     retune: bool = False,
     verify: bool = True,
     seed: int = 0,
-    progress: object = None,
+    progress: Progress = None,
+    isolate: bool = False,
     **labels: int,
 ) -> Kernel:
     """A verified kernel for an einsum, a nest or a plan.
@@ -81,33 +113,90 @@ def optimize(
     and dtype count, too; otherwise `dtype` is "float32"), `sizes={label: extent}` or the labels as
     keywords: `optimize("mk,kn->mn", m=64, k=64, n=64)`; or a Nest or Plan from
     `looptune.workloads`. `epilogue` names what follows: "bias,relu" (`looptune.workloads.fuse`);
-    its arrays are further inputs. The strategy "default" measures nothing: `budget`, `database`,
-    `retune` and `progress` are for searches. `kernel.report` says how long each part took.
+    its arrays are further inputs.
+
+    `strategy` is one of `looptune.search.STRATEGIES`. With a `budget` (seconds, or a `Budget`)
+    its candidates are verified and timed beside the default schedule, and the kernel is not slower
+    than that beyond noise; without one they are ranked by the cost model, and nothing is
+    measured. What was measured is kept in `database` ("default": the user's; None: nowhere; or a
+    path), and what is found there wins unless `retune`. `kernel.origin` says where the schedule
+    comes from, `kernel.report` what was tried and how long each part took. `progress` is True for
+    a bar on stderr, or called with every trial. With `isolate` candidates run in a process of
+    their own, which a crash or a hang costs, and nothing else. An interrupt is raised again after
+    what was found has been recorded.
 
     Raises `SpecError` for a spec without meaning, `ArgumentTypeError` for an unknown keyword,
     `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
-    cannot be run to verify it, `VerificationError` if the kernel is wrong.
+    cannot be run to verify it, `DatabaseError` for a path that is no database,
+    `VerificationError` if the kernel is wrong.
     """
-    chosen = strategy_named(strategy)
+    strategy_named(strategy)
     refuse("policy", policy)
     check_options(verify, seed)
+    if not isinstance(retune, bool):
+        raise ArgumentTypeError(f"retune={retune!r}; True or False would do")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise ArgumentTypeError(f"progress={progress!r}; True, False or a function would do")
     limits = budget if isinstance(budget, Budget) else Budget(seconds=budget)
     plan = plan_for(spec, shapes, sizes, dtype, labels)
     plan = plan if epilogue is None else fuse(plan, epilogue)
     machine = resolve_target(target)
     workers = thread_count(threads)
     start = time.perf_counter()
-    schedules = tuple(chosen(nest, machine, workers) for nest in plan.nests)
+    share = limits.share(len(plan.nests))
+    options = Options(
+        strategy, machine, workers, share.seconds, share.measurements, opened(database), retune,
+        seed, progress=progress, isolate=isolate,
+    )  # fmt: skip
+    choices = tuple(choose(nest, options) for nest in plan.nests)
     scheduled = time.perf_counter()
-    kernel = build(plan, schedules, machine, origin=strategy, threads=workers)
+    kernel = made(plan, choices, machine, workers)
     built = time.perf_counter()
     if verify:
-        check(kernel, seed)
+        kernel, choices = verified(kernel, choices, options, seed)
     done = time.perf_counter()
     kernel.report = Report(
-        strategy, scheduled - start, built - scheduled, done - built, verify, limits
+        strategy, scheduled - start, built - scheduled, done - built, verify, limits, choices
     )
     return kernel
+
+
+def made(plan: Plan, choices: Sequence[Chosen], target: Target, threads: int) -> Kernel:
+    """The kernel of the chosen schedules."""
+    origins = dict.fromkeys(choice.origin for choice in choices)
+    origin = "+".join(origins) or "default"
+    return build(plan, [c.schedule for c in choices], target, origin=origin, threads=threads)
+
+
+def verified(
+    kernel: Kernel, choices: tuple[Chosen, ...], options: Options, seed: int
+) -> tuple[Kernel, tuple[Chosen, ...]]:
+    """The kernel if it is right. A wrong one from the database gives way to the default, with a
+    warning; any other raises `VerificationError`."""
+    try:
+        check(kernel, seed)
+    except VerificationError as reason:
+        if all(choice.origin != "database" for choice in choices):
+            raise
+        logger.warning("a schedule of the database gives wrong results (%s): not used", reason)
+        plain = replace(options, database=None, strategy="default")
+        choices = tuple(choose(nest, plain) for nest in kernel.plan.nests)
+        kernel = made(kernel.plan, choices, kernel.target, kernel.threads)
+        check(kernel, seed)
+    return kernel, choices
+
+
+def opened(database: str | os.PathLike[str] | Database | None) -> Database | None:
+    """The database that an argument means."""
+    match database:
+        case None | Database():
+            return database
+        case "default":
+            return default_database()
+        case str() | os.PathLike():
+            return Database(os.fspath(database))
+        case _:
+            raise ArgumentTypeError(f"database={database!r}; 'default', None or a path would do")
 
 
 def compile(
@@ -159,13 +248,6 @@ def check(kernel: Kernel, seed: int = 0) -> None:
 def run_kernel(kernel: Kernel, inputs: Sequence[np.ndarray], out: np.ndarray) -> None:
     """Call the kernel as users do."""
     kernel(*inputs, out=out)
-
-
-def strategy_named(name: str) -> Strategy:
-    """The strategy called `name`; raises `UnsupportedError` with the list."""
-    if name not in tuple(STRATEGIES):
-        raise UnsupportedError(f"strategy {name!r} is none of {sorted(STRATEGIES)}")
-    return STRATEGIES[name]
 
 
 def check_options(verify: object, seed: object) -> None:

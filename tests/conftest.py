@@ -15,6 +15,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
 
 
+@pytest.fixture(autouse=True)
+def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test records stays its own."""
+    monkeypatch.setenv("LOOPTUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     path = GOLDEN / (re.sub(r"[^\w.-]+", "_", request.node.name).strip("_") + ".txt")

@@ -1,0 +1,203 @@
+"""Which schedule a nest gets: a record of the database, a search's winner, or the default.
+
+Without a budget a strategy asks the cost model alone, and nothing is recorded. With one it
+measures, and what was found is kept unless it does not beat the default.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from looptune.cost import predict
+from looptune.database import Database, Record, key_of, schedule_of
+from looptune.default import default_schedule
+from looptune.errors import DatabaseError, LoweringError, UnsupportedHostError
+from looptune.host import runs
+from looptune.ir import Nest
+from looptune.measure import Posterior
+from looptune.schedule import Schedule
+from looptune.search import Search, Spent, run
+from looptune.target import Target
+from looptune.tuner import Interrupted, Spending, Trial, Tuner, search_nest
+from looptune.worker import Worker
+
+MODEL_QUESTIONS = 2000  # that a search may ask the cost model, if nothing else limits it
+logger = logging.getLogger("looptune")
+Progress = bool | None | Callable[[Trial], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `optimize` was asked for, of which every nest gets its share."""
+
+    strategy: str
+    target: Target
+    threads: int
+    seconds: float | None
+    measurements: int | None
+    database: Database | None
+    retune: bool = False
+    seed: int = 0
+    space: str = "ours"
+    progress: Progress = None
+    isolate: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def measures(self) -> bool:
+        """Whether there is a budget to measure with."""
+        return self.strategy != "default" and bool(self.seconds or self.measurements)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A schedule and where it comes from; `posterior` of its gain over the default, if measured.
+
+    `tried` candidates were asked for, `rejected` counts those that failed by reason, and
+    `seconds` say what compiling, verifying and measuring them took.
+    """
+
+    schedule: Schedule
+    origin: str
+    posterior: Posterior | None = None
+    tried: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+
+
+def choose(nest: Nest, options: Options) -> Chosen:
+    """The schedule of one nest.
+
+    Raises `UnsupportedHostError` where a search would measure and the target does not run here;
+    on an interrupt, what was found is recorded first.
+    """
+    known = None if options.retune else looked_up(nest, options)
+    if known is not None:
+        return known
+    if options.strategy == "default" or nest.points == 0:
+        schedule = default_schedule(nest, options.target, options.threads)
+        return Chosen(schedule, "default")
+    if not options.measures:
+        return modelled(nest, options)
+    if not runs(options.target):
+        raise UnsupportedHostError(
+            f"this machine does not run {options.target.isa} code, so nothing can be measured; "
+            "without a budget the search asks the cost model"
+        )
+    return measured(nest, options)
+
+
+def looked_up(nest: Nest, options: Options) -> Chosen | None:
+    """The database's schedule, if it has one that is surely faster than the default."""
+    if options.database is None:
+        return None
+    try:
+        record = options.database.best(key_of(nest, options.target, options.threads))
+    except (sqlite3.Error, DatabaseError) as reason:
+        logger.warning("the database could not be read: %s", reason)
+        return None
+    if record is None or record.lower <= 0:
+        return None
+    schedule = schedule_of(nest, record)
+    if schedule is None:
+        return None
+    return Chosen(schedule, "database", Posterior(record.n, record.mean, record.variance))
+
+
+def modelled(nest: Nest, options: Options) -> Chosen:
+    """What a strategy finds by asking the cost model."""
+    target, threads = options.target, options.threads
+    anchor = default_schedule(nest, target, threads)
+    least = predict(anchor, target, threads).cycles
+    asked = 0
+
+    def evaluate(schedule: Schedule) -> float | None:
+        nonlocal asked
+        if asked >= MODEL_QUESTIONS:
+            raise Spent
+        asked += 1
+        try:
+            return math.log(least / predict(schedule, target, threads).cycles)
+        except LoweringError:
+            return None
+
+    search = Search(nest, target, threads, evaluate, options.space, options.seed)
+    search.value(anchor)
+    best = run(options.strategy, search)
+    failed = sum(value is None for value in search.values.values())
+    rejected = {"LoweringError": failed} if failed else {}
+    return Chosen(best or anchor, options.strategy, None, len(search.values), rejected)
+
+
+def measured(nest: Nest, options: Options) -> Chosen:
+    """What a strategy finds by measuring, recorded if it beats the default."""
+    spending = Spending(options.seconds, options.measurements, options.clock, options.clock())
+    bar = bar_of(options)
+    hear = options.progress if callable(options.progress) else None
+    best = 0.0
+
+    def progress(trial: Trial) -> None:
+        nonlocal best
+        best = max(best, trial.value or 0.0)
+        if hear is not None:
+            hear(trial)
+        left = "" if options.seconds is None else f", {max(spending.left, 0.0):.1f} s left"
+        bar.set_postfix_str(f"best {math.exp(best):.2f}x the default{left}", refresh=False)
+        bar.update()
+
+    worker = Worker(nest, options.target, options.threads, options.seed)
+    with bar, closing(worker):
+        remote = worker.posterior if options.isolate else None
+        tuner = Tuner(
+            nest, options.target, options.threads, spending, options.seed, progress, remote
+        )
+        try:
+            schedule, posterior = search_nest(options.strategy, tuner, options.space)
+        except Interrupted as interrupt:
+            record(nest, interrupt.schedule, interrupt.posterior, options)
+            raise
+    record(nest, schedule, posterior, options)
+    seconds = {
+        "compile": tuner.times.compile,
+        "verify": tuner.times.verify,
+        "measure": tuner.times.measure,
+    }
+    return Chosen(
+        schedule, options.strategy, posterior, len(tuner.trials), tuner.rejected, seconds,
+        tuple(tuner.trials),
+    )  # fmt: skip
+
+
+def bar_of(options: Options) -> tqdm[None]:
+    """A progress bar on stderr: where asked for, or on a terminal for what takes over a second."""
+    long = (options.seconds or 0.0) > 1 or (options.measurements or 0) > 50
+    shown = options.progress is True or (options.progress is None and long and sys.stderr.isatty())
+    return tqdm(
+        total=options.measurements, desc=options.strategy, unit=" candidates",
+        disable=not shown, file=sys.stderr,
+    )  # fmt: skip
+
+
+def record(nest: Nest, schedule: Schedule, posterior: Posterior, options: Options) -> None:
+    """Keep what beats the default; a database that fails costs a warning, not the result."""
+    if options.database is None or posterior.verdict != "faster":
+        return
+    key = key_of(nest, options.target, options.threads)
+    found = Record(
+        key, schedule.identity, schedule.actions,
+        posterior.n, posterior.mean, posterior.variance, time.time(),
+    )  # fmt: skip
+    try:
+        options.database.add([found])
+    except (sqlite3.Error, DatabaseError) as reason:
+        logger.warning("the result could not be recorded: %s", reason)

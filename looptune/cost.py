@@ -1,0 +1,286 @@
+"""What a schedule costs on a target, in predicted cycles: no code is made, nothing is timed.
+
+The loops are those of `looptune.lower.form`. A register tile is priced by the ports and latencies
+that its straight-line body occupies, weighted over full tiles and tails; every level of cache by
+the lines that must come from beyond it, each operand's footprint being refetched by the loops
+outside the outermost position where everything fits; copies, epilogues, loop overhead and
+threads are added. Deterministic, and a function of the Target alone: the same anywhere.
+
+`COST_VERSION` is raised when predictions change. The constants were fitted to measured schedules
+of generated shapes (`experiments/cost_model.py`), never to the collection of real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from looptune.errors import LoweringError
+from looptune.ir import Operand
+from looptune.lower.form import STEP_SIZE, Form, form_of, step_kind
+from looptune.schedule import Schedule
+from looptune.target import Target
+
+COST_VERSION = 1
+LINE_BYTES = 64
+ISSUED = 4.5  # instructions a cycle, sustained
+SECONDARY = 0.15  # of what a busier port hides
+TILE_OVERHEAD = 12.0  # cycles to enter a register tile: control, switches, first loads
+LOOP_OVERHEAD = 3.0  # cycles of an iteration of a real loop
+ROLL_OVERHEAD = 1.5  # of a rolled reduction around the accumulators
+LINE_CYCLES = (1.2, 5.0, 11.0)  # a line from the second level, the third, and memory
+APART = 2.0  # times as much where lines do not follow each other
+STORE = 1.5  # a vector stored
+LANES_SUMMED = 10.0  # the lanes of an accumulator summed and one element stored
+EVERY_SECOND = 3.0  # port uses to read every second element
+WIDENED = 1.5  # on top, for a vector that is converted
+COPIED = {"unit": 0.35, "turned": 0.9, "gathered": 2.5}  # cycles an element of a copy
+WAKE = 8000.0  # cycles to share a loop among threads
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cycles of one call, and where they go."""
+
+    compute: float
+    traffic: float
+    copies: float
+    overhead: float
+
+    @property
+    def cycles(self) -> float:
+        """All of it; part of the traffic hides behind the arithmetic."""
+        busy = max(self.compute, self.traffic) + 0.4 * min(self.compute, self.traffic)
+        return busy + self.copies + self.overhead
+
+
+def predict(schedule: Schedule, target: Target, threads: int = 1) -> Cost:
+    """The cost of a schedule; raises `LoweringError` where it is over a limit of the target."""
+    nest = schedule.nest
+    if nest.points == 0:
+        return Cost(0.0, 0.0, 0.0, 1.0)
+    form = form_of(schedule, target)
+    pieces = pieces_at_scope(form)
+    compute, overhead = tiles_cost(form, pieces)
+    traffic = traffic_cost(form)
+    copies = copies_cost(form)
+    overhead += loops_cost(form)
+    if form.parallel is None or threads < 2:
+        return Cost(compute, traffic, copies, overhead)
+    loop = form.loops[form.parallel]
+    trips = math.ceil(nest.axes[loop.axis].extent / loop.step)
+    share = math.ceil(trips / threads) / trips
+    return Cost(compute * share, traffic * share, copies, overhead * share + WAKE)
+
+
+def pieces_at_scope(form: Form) -> dict[int, dict[int, int]]:
+    """Per axis, how often a piece of each length is left to the register tile."""
+    found = {}
+    for axis, whole in enumerate(form.nest.axes):
+        lengths = {whole.extent: 1}
+        for loop in form.loops[: form.scope]:
+            if loop.axis == axis:
+                lengths = cut(lengths, loop.step)
+        found[axis] = lengths
+    return found
+
+
+def cut(lengths: Mapping[int, int], step: int) -> dict[int, int]:
+    """Pieces of at most `step`, from pieces of these lengths."""
+    found: dict[int, int] = {}
+    for length, count in lengths.items():
+        full, rest = divmod(length, step)
+        if full:
+            found[step] = found.get(step, 0) + full * count
+        if rest:
+            found[rest] = found.get(rest, 0) + count
+    return found
+
+
+def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[float, float]:
+    """Cycles of all register tiles: arithmetic with its loads and stores, and entering them."""
+    nest = form.nest
+    reductions = {loop.axis for loop in (*form.rolled, *form.unrolled)}
+    terms, visits = 1.0, 1.0
+    for axis in nest.reductions:
+        count = sum(pieces[axis].values())
+        visits *= count
+        if axis in reductions:
+            length = nest.axes[axis].extent / count
+            terms *= math.ceil(length / form.lanes) if axis == form.vector else length
+    others = [a for a in nest.spatial if a not in form.tile]
+    outside = math.prod(sum(pieces[a].values()) for a in others)
+    compute = overhead = 0.0
+    for lengths in product(*(pieces[axis].items() for axis in form.tile)):
+        extents = {axis: length for axis, (length, _) in zip(form.tile, lengths, strict=True)}
+        times = outside * visits * math.prod(many for _, many in lengths)
+        compute += times * tile_cycles(form, extents, terms, revisited=visits > 1)
+        overhead += times * TILE_OVERHEAD
+    return compute, overhead
+
+
+def tile_cycles(form: Form, extents: Mapping[int, int], terms: float, revisited: bool) -> float:
+    """Cycles of one register tile with spatial `extents` and so many terms a point."""
+    nest, target = form.nest, form.target
+    sizes = {a: len(form.leaves(n)) if a == form.vector else n for a, n in extents.items()}
+    points = math.prod(sizes.values())
+    inputs = form.operands[1 : 1 + len(nest.inputs)]
+    reads = []
+    for operand in inputs:
+        moved = math.prod(n for a, n in sizes.items() if operand.stride_of(a))
+        reads.append((moved, moved * vector_uses(form, operand)))
+    spare = target.vector_registers - points
+    if len(reads) == 2 and min(count for count, _ in reads) > max(1, spare - 1):
+        reads[0] = (points, points * vector_uses(form, inputs[0]))
+    loads = sum(uses for _, uses in reads)
+    products = points if len(nest.inputs) == 2 else 0
+    folded = max((count for count, uses in reads if count == uses == points), default=0)
+    copies = max(1, min(spare // max(1, points), 8))
+    chain = target.fma_latency / copies if nest.reductions else 0.0
+    ports = [
+        max(points, products) / target.fma_per_cycle,
+        loads / target.loads_per_cycle,
+        (points + loads - folded) / ISSUED,
+    ]
+    term = max(*ports, chain) + SECONDARY * (sum(ports) - max(ports))
+    body = max(1.0, math.prod(unrolled_terms(form)))
+    rolling = ROLL_OVERHEAD * terms / body if form.rolled else 0.0
+    return terms * term + rolling + finish_cycles(form, points, revisited)
+
+
+def unrolled_terms(form: Form) -> list[float]:
+    """Terms of a straight-line body, by axis."""
+    found: dict[int, float] = {}
+    ranges = dict(form.tile_ranges())
+    for loop in form.rolled:
+        ranges[loop.axis] = (min(loop.step, max(ranges[loop.axis])),)
+    for loop in form.unrolled:
+        length = max(ranges[loop.axis])
+        found[loop.axis] = length / form.lanes if loop.axis == form.vector else length
+    return list(found.values())
+
+
+def vector_uses(form: Form, operand: Operand) -> float:
+    """Port uses to read one vector of an operand."""
+    stride = 0 if form.vector is None else operand.stride_of(form.vector)
+    uses = {0: 1.0, 1: 1.0, 2: EVERY_SECOND}.get(stride, 1.5 * form.lanes)
+    return uses + (WIDENED if form.format_of(operand) else 0.0)
+
+
+def finish_cycles(form: Form, points: int, revisited: bool) -> float:
+    """Cycles to start, finish and store the accumulators of a tile."""
+    nest = form.nest
+    output = form.operands[0]
+    if form.reduces_lanes:
+        store = LANES_SUMMED
+    elif form.vector is None or output.stride_of(form.vector) in (0, 1):
+        store = STORE
+    else:
+        store = 2.0 if form.transposed is not None else 1.5 * form.lanes
+    steps = sum(STEP_SIZE[step_kind(step)] for step in nest.epilogue)
+    extras = sum(vector_uses(form, operand) for operand in nest.extras)
+    loaded = 1.0 if revisited or nest.accumulate else 0.3
+    return points * (store + loaded + steps / 2 + extras / 2)
+
+
+def traffic_cost(form: Form) -> float:
+    """Cycles that lines take from beyond each level of cache."""
+    positions = range(len(form.loops) + 1)
+    lines = [[lines_below(form, op, form.ranges[p]) for op in form.operands] for p in positions]
+    total = 0.0
+    for level, size in enumerate(form.target.cache_bytes):
+        fits = (p for p in positions if LINE_BYTES * sum(n for n, _ in lines[p]) <= 0.8 * size)
+        at = next(fits, len(form.loops))
+        if at == 0 and level > 0:
+            break  # all of it fits here: nothing comes from further away
+        for number, operand in enumerate(form.operands):
+            count, apart = lines[at][number]
+            fetched = count * refetches(form, operand, at)
+            writes = 2.0 if number == 0 else 1.0
+            cycles = LINE_CYCLES[level] * (APART if apart else 1.0)
+            total += fetched * writes * cycles
+    return total
+
+
+def refetches(form: Form, operand: Operand, at: int) -> float:
+    """How often the lines below position `at` are fetched: not for loops just outside of it that
+    do not move the operand."""
+    factor, again = 1.0, False
+    for position in range(at - 1, -1, -1):
+        loop = form.loops[position]
+        again = again or operand.stride_of(loop.axis) != 0
+        if again:
+            factor *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+    return max(1.0, factor)
+
+
+def lines_below(
+    form: Form, operand: Operand, ranges: Mapping[int, tuple[int, ...]]
+) -> tuple[float, bool]:
+    """Cache lines that pieces of these lengths touch, and whether they lie apart."""
+    extents = [
+        (abs(operand.stride_of(axis)), max(ranges[axis]))
+        for axis in ranges
+        if operand.stride_of(axis) and max(ranges[axis]) > 1
+    ]
+    size = operand.item_bytes
+    run, rows = 1, 1.0
+    for stride, extent in sorted(extents):
+        if stride <= run:  # continues the run, or overlaps it
+            run = max(run, stride * (extent - 1) + run)
+        else:
+            rows *= extent
+    per_row = max(1.0, run * size / LINE_BYTES)
+    return rows * per_row, rows > 1 and run * size < 4 * LINE_BYTES
+
+
+def copies_cost(form: Form) -> float:
+    """Cycles of all packs."""
+    total = 0.0
+    for number, buffer in form.packed.root.items():
+        total += copy_cycles(form, form.packed.nest.operands[number], buffer.source)
+    for pack in form.packed.inner:
+        times = 1.0
+        for position, loop in enumerate(form.loops[: pack.depth]):
+            times *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+        total += times * copy_cycles(form, pack.operand, pack.source)
+    return total
+
+
+def copy_cycles(form: Form, copy: Operand, source: Operand) -> float:
+    """Cycles to copy all of `copy` once."""
+    elements = math.prod(copy.shape)
+    innermost = min(
+        (dim for dim in copy.dims if dim.size > 1), key=lambda dim: dim.stride, default=None
+    )
+    strides = [s.stride for d, s in zip(copy.dims, source.dims, strict=True) if d is innermost]
+    if not strides or strides[0] in (0, 1):
+        each = COPIED["unit"]
+    else:
+        each = COPIED["turned" if any(dim.stride == 1 for dim in source.dims) else "gathered"]
+    return elements * each * form.target.vector_bytes / 64 * copy.item_bytes / 4 + 20.0
+
+
+def loops_cost(form: Form) -> float:
+    """Cycles of the iterations of all real loops."""
+    total, times = 0.0, 1.0
+    for position, loop in enumerate(form.loops[: form.scope]):
+        times *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+        total += times * LOOP_OVERHEAD
+    return total
+
+
+def ranked(schedules: Iterable[Schedule], target: Target, threads: int = 1) -> list[Schedule]:
+    """Those of the schedules that can be lowered, the cheapest first; equal ones once."""
+    found: dict[str, tuple[float, Schedule]] = {}
+    for schedule in schedules:
+        if schedule.identity not in found:
+            try:
+                cycles = predict(schedule, target, threads).cycles
+            except LoweringError:
+                continue
+            found[schedule.identity] = (cycles, schedule)
+    order = sorted(found.items(), key=lambda item: (item[1][0], item[0]))
+    return [schedule for _, (_, schedule) in order]

@@ -1,0 +1,408 @@
+"""What was found before: schedules with their measurements, in one SQLite file a user.
+
+A record belongs to a nest (dilation, strides, layout, dtype and epilogue are in its key), a
+target, a number of threads, a machine and a generator version; another machine's is a miss. It
+holds the list of actions and the posterior of log(anchor / candidate): count, mean, variance.
+Never machine code: what is looked up is generated and verified anew.
+
+Many processes may share the file. Writes are single transactions that begin with the lock, so a
+process killed in the middle leaves nothing; a connection is never carried over a fork. Where the
+file cannot be had, the database lives in memory and says so once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from looptune.errors import DatabaseError, ScheduleError
+from looptune.host import fingerprint
+from looptune.ir import Nest
+from looptune.lower import GENERATOR_VERSION
+from looptune.schedule import Action, Schedule, replay
+from looptune.target import Target
+
+SCHEMA = 1
+FILE = "looptune.sqlite3"
+BUSY_SECONDS = 10.0
+LONGEST_LINE = 1 << 16
+MOST_ACTIONS = 256
+LARGEST_NUMBER = 1 << 31
+logger = logging.getLogger("looptune")
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS schedules (
+    nest TEXT NOT NULL, target TEXT NOT NULL, threads INTEGER NOT NULL, machine TEXT NOT NULL,
+    generator INTEGER NOT NULL, identity TEXT NOT NULL, actions TEXT NOT NULL,
+    n INTEGER NOT NULL, mean REAL NOT NULL, variance REAL NOT NULL, created REAL NOT NULL,
+    PRIMARY KEY (nest, target, threads, machine, generator, identity)
+) WITHOUT ROWID
+"""
+COLUMNS = (
+    "nest", "target", "threads", "machine", "generator", "identity", "actions", "n", "mean",
+    "variance", "created",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a record is for."""
+
+    nest: str
+    target: str
+    threads: int
+    machine: str
+    generator: int = GENERATOR_VERSION
+
+
+@dataclass(frozen=True)
+class Record:
+    """A schedule and how much faster than its anchor it was: `n` samples of the logarithm.
+
+    `identity` is the schedule's. `variance` is that of a sample, not of the mean.
+    """
+
+    key: Key
+    identity: str
+    actions: tuple[Action, ...]
+    n: int
+    mean: float
+    variance: float
+    created: float = 0.0
+
+    @property
+    def lower(self) -> float:
+        """What the mean is at least, by two standard errors: a lucky sample is no leader."""
+        return self.mean - 2 * math.sqrt(self.variance / max(1, self.n))
+
+    def merged(self, other: Record) -> Record:
+        """The posterior of both records' samples (Chan, Golub and LeVeque's update)."""
+        n = self.n + other.n
+        shift = other.mean - self.mean
+        mean = self.mean + shift * other.n / n
+        squares = self.variance * self.n + other.variance * other.n
+        variance = (squares + shift * shift * self.n * other.n / n) / n
+        created = max(self.created, other.created)
+        return replace(self, n=n, mean=mean, variance=variance, created=created)
+
+
+def key_of(nest: Nest, target: Target, threads: int) -> Key:
+    """The key of a nest on this machine."""
+    return Key(nest.key, target.name, threads, fingerprint().digest)
+
+
+def cache_directory() -> Path:
+    """LOOPTUNE_CACHE_DIR, or looptune in XDG_CACHE_HOME or ~/.cache.
+
+    Raises `DatabaseError` where no home is known.
+    """
+    if chosen := os.environ.get("LOOPTUNE_CACHE_DIR"):
+        return Path(chosen)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "looptune"
+    try:
+        return Path.home() / ".cache" / "looptune"
+    except RuntimeError as reason:
+        raise DatabaseError(f"no cache directory: {reason}; set LOOPTUNE_CACHE_DIR") from None
+
+
+def check_directory(directory: Path) -> None:
+    """Make the directory, private; raises `DatabaseError` if it is another user's or no use."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as reason:
+        raise DatabaseError(f"the cache directory cannot be made: {reason}") from reason
+    if found.st_uid != os.geteuid():
+        raise DatabaseError(f"the cache directory {directory} belongs to another user")
+    if not stat.S_ISDIR(found.st_mode) or not os.access(directory, os.W_OK | os.X_OK):
+        raise DatabaseError(f"the cache directory {directory} is not writable")
+
+
+class Database:
+    """Records in a file, or with `path=None` in memory, for as long as the object lives.
+
+    Raises `DatabaseError` if the file cannot be opened. A corrupt one is moved aside.
+    """
+
+    def __init__(self, path: Path | str | None) -> None:
+        self.path = None if path is None else Path(path)
+        self.lock = threading.RLock()
+        self.owner = -1
+        self.handle: sqlite3.Connection | None = None
+        self.connection()
+
+    def connection(self) -> sqlite3.Connection:
+        """This process's connection; one from before a fork is left alone, not closed."""
+        with self.lock:
+            if self.handle is None or (self.path is not None and self.owner != os.getpid()):
+                self.handle = self.opened()
+                self.owner = os.getpid()
+            return self.handle
+
+    def opened(self) -> sqlite3.Connection:
+        """A new connection to a database that is sound."""
+        if self.path is None:
+            return self.prepared(":memory:")
+        check_directory(self.path.parent)
+        try:
+            return self.prepared(str(self.path))
+        except sqlite3.DatabaseError as reason:
+            if isinstance(reason, sqlite3.OperationalError) and begins_well(self.path):
+                raise DatabaseError(f"{self.path}: {reason}") from reason
+            set_aside(self.path, str(reason))
+            return self.prepared(str(self.path))
+
+    def prepared(self, name: str) -> sqlite3.Connection:
+        """A connection with its settings, the table made, and the schema known."""
+        handle = sqlite3.connect(
+            name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            if name != ":memory:":
+                os.chmod(name, 0o600)
+                (mode,) = handle.execute("PRAGMA journal_mode=WAL").fetchone()
+                if mode != "wal":  # some file systems cannot
+                    handle.execute("PRAGMA journal_mode=DELETE")
+            (version,) = handle.execute("PRAGMA user_version").fetchone()
+            if version not in (0, SCHEMA):
+                raise DatabaseError(f"{name} has schema {version}; this version reads {SCHEMA}")
+            (state,) = handle.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+            handle.execute(TABLE)
+            handle.execute(f"PRAGMA user_version={SCHEMA}")
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, the lock held from the start."""
+        with self.lock:
+            handle = self.connection()
+            handle.execute("BEGIN IMMEDIATE")
+            try:
+                yield handle
+            except BaseException:
+                handle.execute("ROLLBACK")
+                raise
+            handle.execute("COMMIT")
+
+    def records(self, key: Key | None = None) -> list[Record]:
+        """All records, or those of a key, the best first."""
+        query, values = f"SELECT {', '.join(COLUMNS)} FROM schedules", ()
+        if key is not None:
+            query += " WHERE nest=? AND target=? AND threads=? AND machine=? AND generator=?"
+            values = (key.nest, key.target, key.threads, key.machine, key.generator)  # type: ignore[assignment]
+        with self.lock:
+            rows = self.connection().execute(query, values).fetchall()
+        found = [record_of(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+        return sorted(found, key=lambda record: (-record.lower, record.identity))
+
+    def best(self, key: Key) -> Record | None:
+        """The record of a key that is surely fastest; None if none is faster than the anchor."""
+        return next(iter(self.records(key)), None)
+
+    def add(self, records: Iterable[Record]) -> int:
+        """Merge records into those there are, in one transaction; how many."""
+        count = 0
+        with self.transaction() as handle:
+            for record in records:
+                values = row_of(record)
+                place = tuple(values[name] for name in COLUMNS[:6])
+                row = handle.execute(
+                    f"SELECT {', '.join(COLUMNS)} FROM schedules WHERE nest=? AND target=? AND "
+                    "threads=? AND machine=? AND generator=? AND identity=?",
+                    place,
+                ).fetchone()
+                if row is not None:
+                    old = record_of(dict(zip(COLUMNS, row, strict=True)))
+                    values = row_of(old.merged(record))
+                marks = ", ".join("?" * len(COLUMNS))
+                handle.execute(
+                    f"INSERT OR REPLACE INTO schedules VALUES ({marks})",
+                    tuple(values[name] for name in COLUMNS),
+                )
+                count += 1
+        return count
+
+    def prune(self, *, machine: str | None = None, older_than: float | None = None) -> int:
+        """Delete the records of other generator versions, of machines but this, or from before a
+        time (seconds since the epoch); how many."""
+        clauses, values = ["generator<>?"], [GENERATOR_VERSION]
+        if machine is not None:
+            clauses.append("machine<>?")
+            values.append(machine)  # type: ignore[arg-type]
+        if older_than is not None:
+            clauses.append("created<?")
+            values.append(older_than)  # type: ignore[arg-type]
+        with self.transaction() as handle:
+            return handle.execute(
+                f"DELETE FROM schedules WHERE {' OR '.join(clauses)}", values
+            ).rowcount
+
+    def close(self) -> None:
+        """Close this process's connection."""
+        with self.lock:
+            if self.handle is not None and self.owner == os.getpid():
+                self.handle.close()
+            self.handle = None
+
+
+def begins_well(path: Path) -> bool:
+    """Whether a file begins as SQLite's do; one that is absent or empty may become one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(16) in (b"", b"SQLite format 3\0")
+    except OSError:
+        return True
+
+
+def set_aside(path: Path, reason: str) -> None:
+    """Move a corrupt file away, with its journal, unless another process has done so already."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as handle:
+                if handle.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
+                    return
+        except sqlite3.DatabaseError:
+            pass
+        stamp = f"corrupt-{time.time_ns()}"
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(part.with_name(f"{part.name}.{stamp}"))
+        logger.warning("%s is corrupt (%s); moved to %s.%s", path, reason, path.name, stamp)
+
+
+def record_of(row: dict[str, Any]) -> Record:
+    """A record from its columns."""
+    key = Key(row["nest"], row["target"], row["threads"], row["machine"], row["generator"])
+    return Record(
+        key, row["identity"], actions_of(json.loads(row["actions"])),
+        row["n"], row["mean"], row["variance"], row["created"],
+    )  # fmt: skip
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """A record's columns."""
+    values = {**asdict(record.key), **asdict(record)}
+    values["actions"] = json.dumps(record.actions)
+    return {name: values[name] for name in COLUMNS}
+
+
+def actions_of(value: object) -> tuple[Action, ...]:
+    """Actions from JSON, lists as tuples; raises `DatabaseError` for anything else."""
+    if not isinstance(value, list) or len(value) > MOST_ACTIONS:
+        raise DatabaseError(f"actions are {str(value)[:80]}; a list of at most {MOST_ACTIONS}")
+    found = []
+    for action in value:
+        match action:
+            case [str(name), list(arguments)]:
+                found.append((name, tuple(map(argument_of, arguments))))
+            case _:
+                raise DatabaseError(f"action {str(action)[:80]} is no [name, arguments]")
+    return tuple(found)
+
+
+def argument_of(value: object) -> object:
+    """An argument of an action: a number, a word, nothing, or a list of numbers."""
+    match value:
+        case bool() | float() | dict():
+            raise DatabaseError(f"{value!r} is no argument of an action")
+        case list():
+            return tuple(map(argument_of, value))
+        case int() if abs(value) > LARGEST_NUMBER:
+            raise DatabaseError(f"{value} is too large for an argument of an action")
+        case _:
+            return value
+
+
+def exported(database: Database) -> Iterator[str]:
+    """All records, a JSON object a line."""
+    for record in sorted(database.records(), key=lambda r: (asdict(r.key).items(), r.identity)):
+        row = row_of(record)
+        yield json.dumps({"schema": SCHEMA, **row, "actions": list(record.actions)})
+
+
+def imported(lines: Iterable[str]) -> Iterator[Record]:
+    """Records from exported lines; raises `DatabaseError` with the line's number.
+
+    Their schedules are generated and verified before they are used, as all are.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield parsed(line)
+        except (DatabaseError, ValueError, KeyError, TypeError) as reason:
+            raise DatabaseError(f"line {number}: {type(reason).__name__}: {reason}") from None
+
+
+def parsed(line: str) -> Record:
+    """The record in a line, its values of the kinds and sizes that they must have."""
+    if len(line) > LONGEST_LINE:
+        raise DatabaseError(f"{len(line)} characters; at most {LONGEST_LINE} are read")
+    row = json.loads(line)
+    if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+        raise DatabaseError(f"no record of schema {SCHEMA}")
+    kinds = {name: str for name in ("nest", "target", "machine", "identity")}
+    numbers = {name: int for name in ("threads", "generator", "n")}
+    reals = {name: int | float for name in ("mean", "variance", "created")}
+    wanted: dict[str, Any] = {**kinds, **numbers, **reals}
+    for name, kind in wanted.items():
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise DatabaseError(f"{name} is {value!r}")
+        if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**53):
+            raise DatabaseError(f"{name} is {value!r}")
+    if row["n"] < 1 or row["threads"] < 1 or row["variance"] < 0:
+        raise DatabaseError("n, threads or variance is negative")
+    actions_of(row["actions"])
+    return record_of({**row, "actions": json.dumps(row["actions"])})
+
+
+def schedule_of(nest: Nest, record: Record) -> Schedule | None:
+    """The record's schedule of the nest; None if its actions lead elsewhere or nowhere."""
+    try:
+        schedule = replay(nest, record.actions)
+    except ScheduleError as reason:
+        logger.warning("a record of the database does not apply: %s", reason)
+        return None
+    return schedule if schedule.identity == record.identity else None
+
+
+_default: dict[Path | None, Database] = {}
+_warned: set[str] = set()
+
+
+def default_database() -> Database:
+    """The user's database; in memory, with one warning, where its file cannot be had."""
+    try:
+        path: Path | None = cache_directory() / FILE
+        if path in _default:
+            return _default[path]
+        database = Database(path)
+    except DatabaseError as reason:
+        if str(reason) not in _warned:
+            _warned.add(str(reason))
+            logger.warning("%s; what is found is kept in memory only", reason)
+        path = None
+        database = _default.get(None) or Database(None)
+    _default[path] = database
+    return database

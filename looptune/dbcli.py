@@ -1,0 +1,145 @@
+"""`looptune db`: what the database holds, and ways to carry it elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from looptune.database import FILE as DATABASE_FILE
+from looptune.database import (
+    Database,
+    Record,
+    cache_directory,
+    exported,
+    imported,
+)
+from looptune.errors import DatabaseError
+from looptune.host import fingerprint
+
+Answer = tuple[dict[str, object], str]
+DAY = 86_400.0
+
+
+def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser]) -> None:
+    """The subcommands and their options."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--database", type=Path, default=None, help="default: the user's")
+    parents = [common, *parents]
+    jobs = job.add_subparsers(dest="what", required=True, metavar="WHAT")
+    jobs.add_parser("info", parents=parents, help="where it lies and what it counts")
+    jobs.add_parser("list", parents=parents, help="its records, the best of each key first")
+    one = jobs.add_parser("export", parents=parents, help="write records, one JSON object a line")
+    one.add_argument("file", help="a file, or - for the standard output")
+    one = jobs.add_parser("import", parents=parents, help="read records that export wrote")
+    one.add_argument("file", type=Path)
+    one = jobs.add_parser("merge", parents=parents, help="take over another database's records")
+    one.add_argument("file", type=Path)
+    help_text = "delete records of other generator versions, and more where asked"
+    one = jobs.add_parser("prune", parents=parents, help=help_text)
+    one.add_argument("--other-machines", action="store_true")
+    one.add_argument("--older-than", type=float, default=None, metavar="DAYS")
+
+
+def opened(args: argparse.Namespace) -> Database:
+    """The database that the options name; raises `DatabaseError` where it cannot be had."""
+    return Database(args.database or cache_directory() / DATABASE_FILE)
+
+
+def info(args: argparse.Namespace, database: Database) -> Answer:
+    """Path, size and counts."""
+    records = database.records()
+    here = fingerprint().digest
+    size = database.path.stat().st_size if database.path is not None else 0
+    result: dict[str, object] = {
+        "schema": 1,
+        "path": str(database.path),
+        "bytes": size,
+        "records": len(records),
+        "nests": len({record.key.nest for record in records}),
+        "this_machine": sum(record.key.machine == here for record in records),
+        "machines": dict(Counter(record.key.machine for record in records)),
+        "generators": dict(Counter(str(record.key.generator) for record in records)),
+    }
+    return result, "\n".join(f"{k}: {v}" for k, v in result.items() if k != "schema")
+
+
+def listing(args: argparse.Namespace, database: Database) -> Answer:
+    """Every record in a line."""
+    records = database.records()
+    rows = [
+        f"{r.key.nest[:12]} {r.key.target:8s} {r.key.threads:3d} {r.key.machine} "
+        f"{100 * (r.mean):+6.1f} % +- {100 * spread(r):4.1f} ({r.n} samples)"
+        for r in records
+    ]
+    head = "nest         target   thr machine      log gain over the default"
+    result: dict[str, object] = {
+        "schema": 1,
+        "records": [
+            {
+                "nest": r.key.nest, "target": r.key.target, "threads": r.key.threads,
+                "machine": r.key.machine, "generator": r.key.generator, "n": r.n,
+                "mean": r.mean, "variance": r.variance, "actions": r.actions,
+            }
+            for r in records
+        ],
+    }  # fmt: skip
+    return result, "\n".join([head, *rows])
+
+
+def spread(record: Record) -> float:
+    """The standard error of a record's mean."""
+    return float((record.variance / max(1, record.n)) ** 0.5)
+
+
+def export(args: argparse.Namespace, database: Database) -> Answer:
+    """All records to a file or the standard output."""
+    lines = list(exported(database))
+    if args.file == "-":
+        sys.stdout.writelines(line + "\n" for line in lines)
+    else:
+        Path(args.file).write_text("".join(line + "\n" for line in lines))
+    text = "" if args.file == "-" else f"{len(lines)} records written to {args.file}"
+    return {"schema": 1, "exported": len(lines)}, text
+
+
+def take(args: argparse.Namespace, database: Database) -> Answer:
+    """Records of an exported file: all of them, or with a bad line none."""
+    try:
+        with args.file.open(encoding="utf-8") as lines:
+            count = database.add(list(imported(lines)))
+    except (OSError, UnicodeDecodeError) as reason:
+        raise DatabaseError(f"{args.file}: {reason}") from reason
+    return {"schema": 1, "imported": count}, f"{count} records imported"
+
+
+def merge(args: argparse.Namespace, database: Database) -> Answer:
+    """Another database's records."""
+    if not args.file.is_file():
+        raise DatabaseError(f"{args.file} is no file")
+    other = Database(args.file)
+    count = database.add(other.records())
+    other.close()
+    return {"schema": 1, "merged": count}, f"{count} records merged"
+
+
+def prune(args: argparse.Namespace, database: Database) -> Answer:
+    """What is of no use here."""
+    count = database.prune(
+        machine=fingerprint().digest if args.other_machines else None,
+        older_than=None if args.older_than is None else time.time() - DAY * args.older_than,
+    )
+    return {"schema": 1, "deleted": count}, f"{count} records deleted"
+
+
+JOBS: dict[str, Callable[[argparse.Namespace, Database], Answer]] = {
+    "info": info,
+    "list": listing,
+    "export": export,
+    "import": take,
+    "merge": merge,
+    "prune": prune,
+}

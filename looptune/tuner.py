@@ -1,0 +1,272 @@
+"""Candidates of one nest, measured: each is generated, verified, and timed beside the anchor.
+
+The anchor is the nest's default schedule. What is fast but wrong, what cannot be lowered and
+what beats the roofline has no value, and the search goes on. The winner of a search is timed
+again, with samples that had no part in choosing it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from looptune.build import build
+from looptune.default import default_schedule
+from looptune.dtypes import poison
+from looptune.errors import LooptuneError, MeasurementError, VerificationError
+from looptune.ir import Nest, Plan, plan_of
+from looptune.measure import (
+    Clock,
+    Posterior,
+    compare_samplers,
+    empty_as,
+    interleave,
+    paired,
+    peak_flops,
+    random_arrays,
+    roofline_seconds,
+    rotating_sampler,
+)
+from looptune.reference import Arrays, Check, check, compare, expectation, whole_is_cheap
+from looptune.runtime.kernel import Kernel
+from looptune.schedule import Action, Schedule
+from looptune.search import Search, Spent, run
+from looptune.target import Target
+
+TRIAL_SECONDS = 0.012  # of timing a candidate beside its anchor
+TRIAL_ROUNDS = 5
+FINAL_ROUNDS = 15
+FINALISTS = 3
+FINAL_SHARE = 0.25  # of the time, kept for the finalists
+FLOOR_SLACK = 0.8  # of the roofline's time: the peak was measured at another moment
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate: what it was, what came of it, and why it has no value."""
+
+    actions: tuple[Action, ...]
+    order: str
+    value: float | None
+    reason: str = ""
+
+
+@dataclass
+class Spending:
+    """What may be spent, and what has been: seconds since `start` and measurements."""
+
+    seconds: float | None
+    measurements: int | None
+    clock: Clock
+    start: float
+    measured: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds left; infinite without a limit."""
+        if self.seconds is None:
+            return float("inf")
+        return self.start + self.seconds - self.clock()
+
+    def spend(self) -> None:
+        """Count a measurement; raises `Spent` when there is none left, or no time."""
+        kept = 0.0 if self.seconds is None else FINAL_SHARE * self.seconds
+        if self.left <= kept or (
+            self.measurements is not None and self.measured >= self.measurements
+        ):
+            raise Spent
+        self.measured += 1
+
+
+@dataclass
+class Times:
+    """Seconds that went into generating, verifying and timing candidates."""
+
+    compile: float = 0.0
+    verify: float = 0.0
+    measure: float = 0.0
+
+
+@dataclass
+class Tuner:
+    """The measured value of a nest's schedules; `progress` hears of every trial.
+
+    `remote` measures in another process.
+    """
+
+    nest: Nest
+    target: Target
+    threads: int
+    spending: Spending
+    seed: int = 0
+    progress: Callable[[Trial], None] | None = None
+    remote: Callable[[Schedule], Posterior] | None = None
+    trials: list[Trial] = field(default_factory=list)
+    times: Times = field(default_factory=Times)
+    posteriors: dict[str, Posterior] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plan: Plan = plan_of(self.nest)
+        self.sets = [random_arrays(self.plan, self.seed + i) for i in range(2)]
+        self.anchor_schedule = default_schedule(self.nest, self.target, self.threads)
+        self.anchor = build(self.plan, [self.anchor_schedule], self.target, threads=self.threads)
+        self.oracle = Oracle(self.plan, self.sets[0])
+        peak = peak_flops(self.target, "float32", seconds=0.02)  # that of int8 is no higher
+        self.floor = FLOOR_SLACK * roofline_seconds(self.anchor, peak)
+        self.oracle.verify(self.anchor)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """How many trials had no value, by the kind of reason."""
+        return dict(
+            Counter(trial.reason.partition(":")[0] for trial in self.trials if trial.reason)
+        )
+
+    def __call__(self, schedule: Schedule) -> float | None:
+        """The value of a schedule; raises `Spent`."""
+        self.spending.spend()
+        try:
+            posterior = self.asked(schedule)
+        except LooptuneError as reason:
+            self.note(Trial(schedule.actions, schedule.order, None, explained(reason)))
+            return None
+        self.posteriors[schedule.identity] = posterior
+        self.note(Trial(schedule.actions, schedule.order, posterior.mean))
+        return posterior.mean
+
+    def asked(self, schedule: Schedule) -> Posterior:
+        """The posterior of a schedule, measured here or elsewhere; raises what is wrong with it."""
+        if self.remote is None:
+            return self.timed(self.kernel_of(schedule), schedule)
+        start = self.spending.clock()
+        try:
+            return self.remote(schedule)
+        finally:
+            self.times.measure += self.spending.clock() - start
+
+    def note(self, trial: Trial) -> None:
+        """Keep a trial, and tell of it."""
+        self.trials.append(trial)
+        if self.progress is not None:
+            self.progress(trial)
+
+    def kernel_of(self, schedule: Schedule) -> Kernel:
+        """A verified kernel; raises what is wrong with it."""
+        if schedule.identity == self.anchor_schedule.identity:
+            return self.anchor
+        start = self.spending.clock()
+        kernel = build(self.plan, [schedule], self.target, threads=self.threads)
+        built = self.spending.clock()
+        self.times.compile += built - start
+        self.oracle.verify(kernel)
+        self.times.verify += self.spending.clock() - built
+        return kernel
+
+    def timed(self, kernel: Kernel, schedule: Schedule) -> Posterior:
+        """The kernel beside the anchor; raises `MeasurementError` for a time that cannot be."""
+        if kernel is self.anchor:
+            return Posterior(1, 0.0, 0.0)
+        start = self.spending.clock()
+        samplers = {
+            "anchor": rotating_sampler(self.anchor, self.sets),
+            "candidate": rotating_sampler(kernel, self.sets),
+        }
+        found = interleave(samplers, rounds=TRIAL_ROUNDS, seconds=TRIAL_SECONDS)
+        self.times.measure += self.spending.clock() - start
+        best = min(found["candidate"].seconds)
+        if best < self.floor:
+            raise MeasurementError(
+                f"{best:.3g} s a call, under the roofline's {self.floor:.3g} s: the kernel "
+                "cannot have done its work"
+            )
+        return paired(found["anchor"], found["candidate"])
+
+    def final(self, finalists: list[Schedule]) -> tuple[Schedule, Posterior]:
+        """The fastest of the finalists by fresh samples, or the anchor unless one surely beats it;
+        of those that cannot be told apart the simplest."""
+        kernels = {s.identity: self.kernel_of(s) for s in finalists}
+        kernels.pop(self.anchor_schedule.identity, None)
+        nothing = self.anchor_schedule, Posterior(1, 0.0, 0.0)
+        if not kernels:
+            return nothing
+        samplers = {"anchor": rotating_sampler(self.anchor, self.sets)}
+        samplers |= {name: rotating_sampler(k, self.sets) for name, k in kernels.items()}
+        seconds = min(max(self.spending.left, 0.02), 0.5)
+        start = self.spending.clock()
+        found = compare_samplers(
+            samplers, seconds=seconds, rounds=FINAL_ROUNDS, clock=self.spending.clock
+        )
+        self.times.measure += self.spending.clock() - start
+        schedules = {schedule.identity: schedule for schedule in finalists}
+        faster = [name for name, posterior in found.items() if posterior.verdict == "faster"]
+        if not faster:
+            return nothing
+        lead = max(found[name].mean - found[name].half_width for name in faster)
+        level = [name for name in faster if found[name].mean + found[name].half_width >= lead]
+        chosen = min(level, key=lambda name: simplicity(schedules[name]))
+        return schedules[chosen], found[chosen]
+
+
+def simplicity(schedule: Schedule) -> tuple[int, int, str]:
+    """Fewer loops and packs come first; then an order that does not change."""
+    return len(schedule.canonical), len(schedule.packs), schedule.identity
+
+
+def explained(reason: LooptuneError) -> str:
+    """The kind of an error, and its words."""
+    return f"{type(reason).__name__}: {reason}"
+
+
+class Oracle:
+    """The reference's result for one set of operands, computed once where that is cheap."""
+
+    def __init__(self, plan: Plan, arrays: Arrays) -> None:
+        self.plan = plan
+        self.arrays = {name: array.copy() for name, array in arrays.items()}
+        self.whole = expectation(plan, self.arrays) if whole_is_cheap(plan) else None
+
+    def verify(self, kernel: Kernel) -> None:
+        """Run a kernel on a poisoned output; raises `VerificationError` if the result is wrong."""
+        given = self.arrays[self.plan.output.name]
+        place = empty_as(self.plan.output)
+        place[...] = given if self.plan.accumulates else poison(self.plan.dtype)
+        kernel(*(self.arrays[tensor.name] for tensor in self.plan.inputs), out=place)
+        found = self.checked(kernel, place)
+        if not found.ok:
+            raise VerificationError(
+                f"element {list(found.where)} is {found.found!r}, the reference is "
+                f"{found.expected!r}: {found.worst:.3g} times the error bound"
+            )
+
+    def checked(self, kernel: Kernel, result: np.ndarray) -> Check:
+        """The result against the reference."""
+        if self.whole is None:
+            return check(self.plan, self.arrays, result, boundaries=kernel.boundaries)
+        return compare(self.plan, np.asarray(result, np.float64), *self.whole)
+
+
+def search_nest(strategy: str, tuner: Tuner, space: str) -> tuple[Schedule, Posterior]:
+    """Run a strategy on measurements; the schedule to use, with fresh samples of it."""
+    search = Search(
+        tuner.nest, tuner.target, tuner.threads, tuner, space, tuner.seed,
+        left=lambda: tuner.spending.left,
+    )  # fmt: skip
+    search.values[tuner.anchor_schedule.identity] = 0.0
+    search.schedules[tuner.anchor_schedule.identity] = tuner.anchor_schedule
+    try:
+        run(strategy, search)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(*tuner.final(search.leaders(FINALISTS))) from interrupt
+    return tuner.final(search.leaders(FINALISTS))
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt in the middle of a search, with the best so far and its samples."""
+
+    def __init__(self, schedule: Schedule, posterior: Posterior) -> None:
+        super().__init__("interrupted")
+        self.schedule = schedule
+        self.posterior = posterior

@@ -1,0 +1,223 @@
+"""A process of its own for candidates: `python -m looptune.worker`, JSON lines in and out.
+
+A kernel that crashes, never ends or floods its output costs the worker, not the search. The
+worker lives in its own session, dies with its parent, and has limits on memory and core files.
+Nothing is pickled: a nest travels as plain JSON, a schedule as its actions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import IO, Any
+
+from looptune.database import actions_of
+from looptune.errors import LooptuneError, MeasurementError
+from looptune.ir import (
+    Activation,
+    Axis,
+    Combine,
+    Dim,
+    Nest,
+    Operand,
+    Scale,
+    Step,
+)
+from looptune.measure import Posterior
+from looptune.schedule import Schedule, replay
+from looptune.target import Target
+from looptune.tuner import Spending, Tuner
+
+MEMORY_BYTES = 16 << 30
+LONGEST_FRAME = 1 << 20
+PATIENCE_SECONDS = 20.0  # for one candidate, generated, verified and timed
+PR_SET_PDEATHSIG = 1
+
+
+def nest_to_json(nest: Nest) -> dict[str, Any]:
+    """A nest as plain values."""
+    found = asdict(nest)
+    found["epilogue"] = [[type(step).__name__, asdict(step)] for step in nest.epilogue]
+    return found
+
+
+def nest_from_json(value: Mapping[str, Any]) -> Nest:
+    """The nest that `nest_to_json` wrote."""
+    return Nest(
+        tuple(Axis(**axis) for axis in value["axes"]),
+        operand_from_json(value["output"]),
+        tuple(map(operand_from_json, value["inputs"])),
+        value["reduction"],
+        value["accumulate"],
+        tuple(step_from_json(kind, fields) for kind, fields in value["epilogue"]),
+    )
+
+
+def operand_from_json(value: Mapping[str, Any]) -> Operand:
+    """An operand from its fields."""
+    dims = tuple(
+        Dim(dim["size"], dim["stride"], tuple(dim["coefficients"]), dim["offset"])
+        for dim in value["dims"]
+    )
+    return Operand(value["name"], value["dtype"], dims, value["fill"])
+
+
+def step_from_json(kind: str, fields: Mapping[str, Any]) -> Step:
+    """A step of an epilogue from its class's name and its fields."""
+    match kind:
+        case "Activation":
+            return Activation(fields["kind"])
+        case "Scale":
+            return Scale(fields["factor"])
+        case _:
+            return Combine(fields["kind"], operand_from_json(fields["operand"]))
+
+
+def target_from_json(value: Mapping[str, Any]) -> Target:
+    """A target from its fields."""
+    return Target(**{**value, "cache_bytes": tuple(value["cache_bytes"])})
+
+
+def main() -> int:
+    """Answer requests until the input ends: first the problem, then a candidate a line.
+
+    What a kernel prints goes nowhere; answers leave by a copy of the standard output.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    tuner: Tuner | None = None
+    for line in sys.stdin:
+        try:
+            tuner, answer = answered(json.loads(line), tuner)
+        except LooptuneError as reason:
+            answer = {"error": f"{type(reason).__name__}: {reason}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    return 0
+
+
+def answered(
+    request: Mapping[str, Any], tuner: Tuner | None
+) -> tuple[Tuner | None, dict[str, Any]]:
+    """The tuner and the answer to a request."""
+    if "nest" in request:
+        spending = Spending(None, None, time.monotonic, time.monotonic())
+        nest, target = nest_from_json(request["nest"]), target_from_json(request["target"])
+        return Tuner(nest, target, request["threads"], spending, request["seed"]), {"ready": True}
+    assert tuner is not None, "the problem comes before candidates"
+    schedule = replay(tuner.nest, actions_of(request["actions"]))
+    if tuner(schedule) is None:
+        return tuner, {"error": tuner.trials[-1].reason}
+    return tuner, asdict(tuner.posteriors[schedule.identity])
+
+
+def limited() -> None:
+    """In the child, before it runs: die with the parent, no core files, limited memory."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+class Worker:
+    """The other end: asks a process for posteriors, and replaces it when it dies or hangs."""
+
+    def __init__(
+        self, nest: Nest, target: Target, threads: int, seed: int = 0,
+        patience: float = PATIENCE_SECONDS, command: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.problem = {
+            "nest": nest_to_json(nest), "target": asdict(target),
+            "threads": threads, "seed": seed,
+        }  # fmt: skip
+        self.patience = patience
+        self.command = command or (sys.executable, "-m", "looptune.worker")
+        self.process: subprocess.Popen[str] | None = None
+        self.died = 0
+
+    def posterior(self, schedule: Schedule) -> Posterior:
+        """What the process measured; raises `MeasurementError` where it could not."""
+        answer = self.ask({"actions": schedule.actions})
+        if "error" in answer:
+            raise MeasurementError(answer["error"])
+        return Posterior(answer["n"], answer["mean"], answer["variance"])
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, to a new process if there is none; kill one that does not answer."""
+        if self.process is None:
+            self.process = self.started()
+            self.exchange(self.problem)
+        return self.exchange(request)
+
+    def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One request and its answer."""
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = read_line(process.stdout, self.patience)
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, ValueError) as reason:
+            self.close()
+            self.died += 1
+            code = process.returncode
+            raise MeasurementError(
+                f"worker lost: {reason or 'no answer'} (exit status {code})"
+            ) from None
+        return answer
+
+    def started(self) -> subprocess.Popen[str]:
+        """A new process in its own session."""
+        return subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, start_new_session=True, preexec_fn=limited,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the process, and whatever it started."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def read_line(stream: IO[str], seconds: float) -> str:
+    """One line, within a time and a length; raises `OSError` at the end of the stream, too."""
+    deadline = time.monotonic() + seconds
+    descriptor = stream.fileno()
+    found = b""
+    while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            raise OSError(f"no answer within {seconds:g} s")
+        piece = os.read(descriptor, 65536)
+        if not piece:
+            raise OSError("it died")
+        found += piece
+        if len(found) > LONGEST_FRAME:
+            raise OSError(f"an answer of over {LONGEST_FRAME} bytes")
+    return found.decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
