@@ -30,7 +30,7 @@ from looptune.measure import (
     roofline_seconds,
     rotating_sampler,
 )
-from looptune.reference import Arrays, Check, check, compare, expectation, whole_is_cheap
+from looptune.reference import Check, check, compare, expectation, whole_is_cheap
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Action, Schedule
 from looptune.search import Search, Spent, run
@@ -113,7 +113,7 @@ class Tuner:
         self.sets = [random_arrays(self.plan, self.seed + i) for i in range(2)]
         self.anchor_schedule = default_schedule(self.nest, self.target, self.threads)
         self.anchor = build(self.plan, [self.anchor_schedule], self.target, threads=self.threads)
-        self.oracle = Oracle(self.plan, self.sets[0])
+        self.oracle = Oracle(self.plan, self.seed)
         peak = peak_flops(self.target, "float32", seconds=0.02)  # that of int8 is no higher
         self.floor = FLOOR_SLACK * roofline_seconds(self.anchor, peak)
         self.oracle.verify(self.anchor)
@@ -221,11 +221,11 @@ def explained(reason: LooptuneError) -> str:
 
 
 class Oracle:
-    """The reference's result for one set of operands, computed once where that is cheap."""
+    """The reference's result for random operands, computed once where that is cheap."""
 
-    def __init__(self, plan: Plan, arrays: Arrays) -> None:
+    def __init__(self, plan: Plan, seed: int) -> None:
         self.plan = plan
-        self.arrays = {name: array.copy() for name, array in arrays.items()}
+        self.arrays = random_arrays(plan, seed)
         self.whole = expectation(plan, self.arrays) if whole_is_cheap(plan) else None
 
     def verify(self, kernel: Kernel) -> None:

@@ -216,6 +216,18 @@ def test_ties_go_to_the_simpler_schedule(
     assert simplicity(plain) < simplicity(fancy)
 
 
+def test_operands_keep_their_strides() -> None:
+    """Views with gaps, transposed, and an output that is added to."""
+    plan = matmul(
+        12, 16, 8, strides_a=(11, 1), strides_b=(1, 9), strides_out=(40, 2), accumulate=True
+    )
+    kernel = looptune.optimize(
+        plan, strategy="random", budget=Budget(measurements=3), database=None
+    )
+    assert kernel.report.tried == 3
+    assert "VerificationError" not in kernel.report.rejected
+
+
 def test_a_fast_but_wrong_candidate_has_no_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

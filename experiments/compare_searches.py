@@ -1,0 +1,185 @@
+"""Searches at equal budgets: LoopTune's 25 test matmuls and 12 convolutions and contractions.
+
+python -m experiments.compare_searches --seconds 1 --output experiments/results/searches-avx512.json
+
+Every strategy runs in the paper's seven actions (to be set beside LoopTune's own figures) and in
+ours. At the end the eight best schedules of each workload, the default, the untuned nest and the
+static 4x16 and 6x16 tiles are timed again, with fresh interleaved samples: the best of them is
+the best known. Resumable: what the output holds is not run again, on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tqdm import tqdm
+
+import looptune
+from looptune.build import build
+from looptune.database import actions_of
+from looptune.default import default_schedule
+from looptune.errors import LooptuneError
+from looptune.host import fingerprint, host_target
+from looptune.ir import Nest
+from looptune.measure import compare_samplers, geomean, rotating_sampler
+from looptune.schedule import Schedule, parse_order, replay
+from looptune.search import STRATEGIES
+from looptune.target import Target
+from looptune.tuner import Spending, Tuner, search_nest
+from looptune.workloads.suites import load
+
+SEEDED = ("random", "evolution")
+OTHERS = (
+    "resnet18/layer4.0.downsample", "resnet18/layer3.0.downsample", "mobilenet_v2/stem",
+    "mobilenet_v2/block1.project", "mobilenet_v2/block4.dw", "mlperf-tiny/resnet8.conv1",
+    "mlperf-tiny/dscnn.pw", "ansor/C1D.1", "tccg-small/intensli.abc-bda-dc",
+    "tccg-small/intensli.abcd-dbea-ec", "tccg-small/ao2mo.abcd-ea-ebcd",
+    "tccg-small/intensli.abc-dca-bd",
+)  # fmt: skip
+TOP = 8
+
+
+def workloads() -> Iterator[tuple[str, Nest]]:
+    """The 25 matmuls, then the others."""
+    for workload in load("looptune-test"):
+        yield workload.id, workload.plan().nests[0]
+    for workload in load("core"):
+        if workload.id in OTHERS:
+            yield workload.id, workload.plan().nests[0]
+
+
+def statics(nest: Nest) -> dict[str, Schedule]:
+    """What is set beside the searches: the untuned nest and, for matmuls, two fixed tiles."""
+    found = {"untuned": Schedule(nest)}
+    if [axis.name for axis in nest.axes] == ["m", "k", "n"]:
+        found["static 4x16"] = parse_order(nest, "m:4 n:16 k m n", "n")
+        found["static 6x16"] = parse_order(nest, "m:6 n:16 k m n", "n")
+    return found
+
+
+def searched(
+    nest: Nest, target: Target, strategy: str, space: str, seconds: float, seed: int
+) -> dict[str, Any]:
+    """One search: its winner, how many candidates, and the seconds it took.
+
+    In the paper's actions the winner is the best that it came to by itself; in ours `optimize`'s,
+    which is the default where nothing surely beats that.
+    """
+    start = monotonic()
+    tuner = Tuner(nest, target, 1, Spending(seconds, None, monotonic, start), seed)
+    schedule, _ = search_nest(strategy, tuner, space)
+    if space == "paper":
+        own = [t for t in tuner.trials if t.value is not None]
+        best = max(own, key=lambda trial: trial.value or 0.0, default=None)
+        schedule = schedule if best is None else replay(nest, best.actions)
+    return {
+        "actions": schedule.actions, "order": schedule.order, "tried": len(tuner.trials),
+        "rejected": tuner.rejected, "seconds": monotonic() - start,
+    }  # fmt: skip
+
+
+def rated(nest: Nest, target: Target, runs: dict[str, Any], seconds: float) -> dict[str, float]:
+    """log(default / schedule) of every distinct winner and static schedule, by fresh samples."""
+    schedules = {
+        name: replay(nest, actions_of(as_lists(run["actions"]))) for name, run in runs.items()
+    }
+    schedules |= statics(nest)
+    distinct = {schedule.identity: schedule for schedule in schedules.values()}
+    anchor = default_schedule(nest, target)
+    distinct.pop(anchor.identity, None)
+    tuner = Tuner(nest, target, 1, Spending(None, None, monotonic, monotonic()))
+    samplers = {"default": rotating_sampler(tuner.anchor, tuner.sets)}
+    for identity, schedule in distinct.items():
+        try:
+            kernel = build(tuner.plan, [schedule], target)
+        except LooptuneError:
+            continue
+        samplers[identity] = rotating_sampler(kernel, tuner.sets)
+    found = compare_samplers(samplers, seconds=seconds, rounds=11) if len(samplers) > 1 else {}
+    return {
+        name: found[schedule.identity].mean if schedule.identity in found else 0.0
+        for name, schedule in schedules.items()
+    }
+
+
+def as_lists(actions: Sequence[Any]) -> list[Any]:
+    """Actions as JSON holds them."""
+    return json.loads(json.dumps(actions))  # type: ignore[no-any-return]
+
+
+def summary(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Per strategy: share of the best known, and speed-up over the untuned nest."""
+    shares: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
+    for row in rows.values():
+        gained = {**row["gain"], "default": 0.0}
+        best = max(gained.values())
+        for name, gain in gained.items():
+            shares.setdefault(name, []).append(math.exp(gain - best))
+            gains.setdefault(name, []).append(math.exp(gain - gained["untuned"]))
+    return {
+        name: {
+            "share_of_best_known": geomean(shares[name]),
+            "over_untuned": geomean(gains[name]),
+            "n": float(len(shares[name])),
+        }
+        for name in shares
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, and report."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=1, help="for random and evolution")
+    parser.add_argument("--only", default=None, help="workloads whose id begins with this")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args(argv)
+    target, machine = host_target(), fingerprint().digest
+    result: dict[str, Any] = {"machine": machine, "seconds": args.seconds, "rows": {}}
+    if args.output.exists():
+        kept = json.loads(args.output.read_text())
+        if (kept["machine"], kept["seconds"]) != (machine, args.seconds):
+            print("the output is of another machine or budget", file=sys.stderr)
+            return 2
+        result = kept
+    jobs = [(name, nest) for name, nest in workloads() if name.startswith(args.only or "")]
+    for name, nest in tqdm(jobs, file=sys.stderr, disable=None):
+        if name in result["rows"]:
+            continue
+        runs = {}
+        for space in ("paper", "ours"):
+            for strategy in STRATEGIES:
+                for seed in range(args.seeds if strategy in SEEDED else 1):
+                    label = f"{strategy}/{space}" + (f"/{seed}" if seed else "")
+                    if strategy != "default":
+                        runs[label] = searched(nest, target, strategy, space, args.seconds, seed)
+        gain = rated(nest, target, runs, 3 * args.seconds)
+        result["rows"][name] = {"runs": runs, "gain": gain}
+        result["summary"] = summary(result["rows"])
+        result |= {
+            "schema": 1, "looptune": looptune.__version__, "cpu": fingerprint().cpu,
+            "target": target.name, "date": datetime.now(UTC).date().isoformat(),
+            "command": f"python -m experiments.compare_searches --seconds {args.seconds}",
+        }  # fmt: skip
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    for name, each in sorted(
+        result["summary"].items(), key=lambda item: -(item[1]["share_of_best_known"] or 0)
+    ):
+        print(
+            f"{name:22s} {each['share_of_best_known']:.3f} of best known   "
+            f"{each['over_untuned']:.2f}x untuned   ({each['n']:.0f} workloads)"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
