@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "target": target.name, "date": datetime.now(UTC).date().isoformat(),
             "command": f"python -m experiments.compare_searches --seconds {args.seconds}",
         }  # fmt: skip
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+        args.output.write_text(json.dumps(result) + "\n")
     for name, each in sorted(
         result["summary"].items(), key=lambda item: -(item[1]["share_of_best_known"] or 0)
     ):

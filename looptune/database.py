@@ -391,6 +391,15 @@ _default: dict[Path | None, Database] = {}
 _warned: set[str] = set()
 
 
+def default_exists() -> bool:
+    """Whether the user has a database, in a file or in this process's memory."""
+    try:
+        path = cache_directory() / FILE
+    except DatabaseError:
+        return None in _default
+    return path in _default or path.is_file()
+
+
 def default_database() -> Database:
     """The user's database; in memory, with one warning, where its file cannot be had."""
     try:

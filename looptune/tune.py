@@ -15,7 +15,7 @@ import numpy as np
 
 from looptune.build import build
 from looptune.choose import Chosen, Options, Progress, choose
-from looptune.database import Database, default_database
+from looptune.database import Database, default_database, default_exists
 from looptune.dtypes import poison
 from looptune.errors import (
     ArgumentTypeError,
@@ -145,9 +145,10 @@ def optimize(
     start = time.perf_counter()
     share = limits.share(len(plan.nests))
     options = Options(
-        strategy, machine, workers, share.seconds, share.measurements, opened(database), retune,
+        strategy, machine, workers, share.seconds, share.measurements, None, retune,
         seed, progress=progress, isolate=isolate,
     )  # fmt: skip
+    options = replace(options, database=opened(database, for_records=options.measures))
     choices = tuple(choose(nest, options) for nest in plan.nests)
     scheduled = time.perf_counter()
     kernel = made(plan, choices, machine, workers)
@@ -186,13 +187,15 @@ def verified(
     return kernel, choices
 
 
-def opened(database: str | os.PathLike[str] | Database | None) -> Database | None:
-    """The database that an argument means."""
+def opened(
+    database: str | os.PathLike[str] | Database | None, for_records: bool
+) -> Database | None:
+    """The database that an argument means; the user's is not made before there is a record."""
     match database:
         case None | Database():
             return database
         case "default":
-            return default_database()
+            return default_database() if for_records or default_exists() else None
         case str() | os.PathLike():
             return Database(os.fspath(database))
         case _:

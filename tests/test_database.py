@@ -271,6 +271,15 @@ def test_the_library_reads_and_writes_it(tmp_path: Path) -> None:
     assert without.origin == "default"
 
 
+def test_computing_makes_no_file(tmp_path: Path) -> None:
+    looptune.optimize("mk,kn->mn", m=4, k=5, n=6)
+    looptune.optimize("mk,kn->mn", m=4, k=5, n=6, strategy="greedy1")
+    assert not (tmp_path / "cache").exists()
+    budget = looptune.tune.Budget(measurements=1)
+    looptune.optimize("mk,kn->mn", m=4, k=5, n=6, strategy="random", budget=budget)
+    assert (tmp_path / "cache" / FILE).is_file()
+
+
 def test_a_record_that_gives_wrong_results_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

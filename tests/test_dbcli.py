@@ -1,0 +1,111 @@
+"""`looptune db` and tuning from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_database import RECORD
+from test_property import needs_host
+
+import looptune
+from looptune import cli
+from looptune.cli import main
+from looptune.database import FILE, Database
+from looptune.measure import Posterior
+from looptune.schedule import parse_order
+from looptune.tuner import Interrupted
+
+
+def filled(path: Path) -> Path:
+    store = Database(path)
+    store.add([RECORD])
+    store.close()
+    return path
+
+
+def test_info_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = filled(tmp_path / "a.sqlite3")
+    assert main(["db", "info", "--database", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["records"], found["this_machine"]) == (1, 1, 1)
+    assert main(["db", "list", "--database", str(path)]) == 0
+    assert "+10.0 %" in capsys.readouterr().out
+    assert main(["db", "list", "--database", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"][0]["n"] == 15
+
+
+def test_export_import_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, lines = filled(tmp_path / "a.sqlite3"), tmp_path / "records.jsonl"
+    assert main(["db", "export", str(lines), "--database", str(path)]) == 0
+    assert main(["db", "export", "-", "--database", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(lines.read_text())
+    other = tmp_path / "b.sqlite3"
+    assert main(["db", "import", str(lines), "--database", str(other)]) == 0
+    assert Database(other).records() == [RECORD]
+    third = tmp_path / "c.sqlite3"
+    assert main(["db", "merge", str(other), "--database", str(third)]) == 0
+    assert Database(third).records() == [RECORD]
+
+
+def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = filled(tmp_path / "a.sqlite3")
+    words = ["db", "prune", "--database", str(path), "--json"]
+    assert main(words) == 0
+    assert main([*words, "--other-machines", "--older-than", "1"]) == 0
+    first, second = capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")
+    assert json.loads(first)["deleted"] == 0
+    assert json.loads(second)["deleted"] == 1
+
+
+def test_the_users_database_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["db", "info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(tmp_path / "cache" / FILE)
+
+
+@pytest.mark.parametrize("what", ["import", "merge"])
+def test_what_is_no_use_is_named(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["db", what, str(tmp_path / "absent")]) == 1
+    assert "absent" in capsys.readouterr().err
+    bad = tmp_path / "bad"
+    bad.write_text('{"schema": 1}\n')
+    assert main(["db", "import", str(bad)]) == 1
+    assert "line 1" in capsys.readouterr().err
+
+
+@needs_host
+def test_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "optimize", "matmul", "24", "32", "16", "--strategy", "random", "--measurements", "3",
+        "--database", str(tmp_path / "a.sqlite3"), "--json", "--epilogue", "bias,relu",
+    ]  # fmt: skip
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verified"]
+    assert found["tried"] == 3
+    assert len(found["gain"]) == 1
+    assert main([*words[:-3], "--dtype", "bfloat16", "--retune"]) == 0
+    assert "random:" in capsys.readouterr().out
+
+
+@needs_host
+def test_an_interrupt_prints_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nest,) = looptune.workloads.matmul(24, 32, 16).nests
+    best = parse_order(nest, "m:4 n:16 k m n", "n")
+
+    def interrupted(*_: object, **__: object) -> looptune.Kernel:
+        raise Interrupted(best, Posterior(15, 0.1, 1e-4))
+
+    monkeypatch.setattr(cli, "optimize", interrupted)
+    words = ["optimize", "matmul", "24", "32", "16", "--strategy", "random", "--budget", "9"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "interrupted" in captured.err
+    assert "for m:4" in captured.out
