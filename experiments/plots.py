@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl  # type: ignore[import-not-found]
+import matplotlib as mpl
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS, best_peer
 from looptune.workloads.suites import load

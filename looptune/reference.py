@@ -43,7 +43,7 @@ ACTIVATE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
-    "gelu": lambda x: 0.5 * x * erfc(-x / math.sqrt(2)),
+    "gelu": lambda x: np.where(x == -np.inf, 0.0, 0.5 * x * erfc(-x / math.sqrt(2))),
 }
 # How errors grow: bounds on the derivative, and roundings of the result that the method adds.
 SLOPE = {"relu": (1.0, 0.0), "sigmoid": (0.25, 8.0), "tanh": (1.0, 8.0), "gelu": (1.13, 16.0)}

@@ -238,6 +238,15 @@ def test_partial_sums_of_a_narrow_output_stay_wide() -> None:
     assert (out == 2).all()
 
 
+@every_target
+def test_they_stay_wide_where_a_pack_makes_the_register_tile_smaller(target: Target) -> None:
+    """A pack deep inside the reductions cuts them off from the accumulators."""
+    nest = matmul(3, 7, 300, dtype="bfloat16", accumulate=True).nests[0]
+    schedule = pack(pack(parse_order(nest, "k:100 k:10 k m n"), 1, None, 1), 2, (1, 0), 2)
+    made = lower(schedule, target)
+    run_poisoned(nest, interpreted(made), np.random.default_rng(0), exact=True)
+
+
 def test_sums_of_int8_wrap_like_int32() -> None:
     k = 140_000  # 140,000 * 128 * 128 is over 2 ** 31
     nest = einsum("k,k->", (k,), (k,), dtype="int8")

@@ -272,11 +272,11 @@ def revisited(nest: Nest, loops: Iterable[Loop]) -> bool:
     return any(nest.axes[loop.axis].reduction for loop in loops)
 
 
-def placed_packs(schedule: Schedule, loops: tuple[Loop, ...], scope: int) -> list[tuple[int, Pack]]:
+def placed_packs(schedule: Schedule, loops: tuple[Loop, ...]) -> list[tuple[int, Pack]]:
     """The packs inside loops and write caches, and how many loops lie around each.
 
-    Partial sums of a narrow output need a write cache around all reductions outside the scope.
-    Raises `LoweringError` for a cache inside one, which would round them, or end them, each time.
+    Raises `LoweringError` for a cache inside a reduction that would round partial sums to a narrow
+    output, or end them, each time.
     """
     nest = schedule.nest
     found = [(schedule.depth(pack), pack) for pack in schedule.packs if not at_root(pack)]
@@ -287,16 +287,26 @@ def placed_packs(schedule: Schedule, loops: tuple[Loop, ...], scope: int) -> lis
                 f"a write cache of {nest.output.name} lies inside a reduction loop, but what it "
                 "writes back must be final: put the cache outside"
             )
-    if is_narrow(nest.output.dtype) and not any(pack.operand == 0 for _, pack in found):
-        reductions = (i for i, x in enumerate(loops[:scope]) if nest.axes[x.axis].reduction)
-        first = next(reductions, None)
-        if first is not None:
-            found.append((first, Pack(0, tuple(range(len(nest.output.dims))))))
     return found
 
 
 def form_of(schedule: Schedule, target: Target) -> Form:
-    """Decide vector axis, scopes and unrolling; raises `LoweringError` over the target's limits."""
+    """Decide vector axis, scopes and unrolling; raises `LoweringError` over the target's limits.
+
+    Partial sums of a narrow output get a write cache around all reductions outside the scope.
+    """
+    form = formed(schedule, target, ())
+    output = schedule.nest.output
+    cached = any(pack.operand == 0 for pack in schedule.packs)
+    if cached or not is_narrow(output.dtype) or not revisited(form.nest, form.loops[: form.scope]):
+        return form
+    axes = form.nest.axes
+    first = next(at for at, loop in enumerate(form.loops) if axes[loop.axis].reduction)
+    return formed(schedule, target, ((first, Pack(0, tuple(range(len(output.dims))))),))
+
+
+def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...]) -> Form:
+    """`form_of` with `more` packs than the schedule's, each inside so many loops."""
     problem = packed(schedule)
     nest = problem.nest
     lanes = target.lanes(nest.dtype)
@@ -314,7 +324,7 @@ def form_of(schedule: Schedule, target: Target) -> Form:
     shared = parallel_position(schedule, loops)
     if shared is not None:
         scope = max(scope, shared + 1)
-    placed = placed_packs(schedule, loops, scope)
+    placed = [*placed_packs(schedule, loops), *more]
     if shared is not None:
         if any(depth <= shared for depth, pack in placed if pack.operand == 0):
             raise LoweringError(
