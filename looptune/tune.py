@@ -221,9 +221,13 @@ def compile(
     schedules = (schedule,) if isinstance(schedule, Schedule) else schedule
     if not isinstance(schedules, Sequence) or not all(isinstance(s, Schedule) for s in schedules):
         raise ArgumentTypeError(f"schedule is {schedule!r}; a Schedule, or one a nest, would do")
+    start = time.perf_counter()
     kernel = build(nest, schedules, resolve_target(target))
+    built = time.perf_counter()
     if verify:
         check(kernel, seed)
+    done = time.perf_counter()
+    kernel.report = Report("schedule", 0.0, built - start, done - built, verify)
     return kernel
 
 

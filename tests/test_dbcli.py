@@ -16,6 +16,7 @@ from looptune.database import FILE, Database
 from looptune.measure import Posterior
 from looptune.schedule import parse_order
 from looptune.tuner import Interrupted
+from looptune.workloads import matmul
 
 
 def filled(path: Path) -> Path:
@@ -97,7 +98,7 @@ def test_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_prints_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (nest,) = looptune.workloads.matmul(24, 32, 16).nests
+    (nest,) = matmul(24, 32, 16).nests
     best = parse_order(nest, "m:4 n:16 k m n", "n")
 
     def interrupted(*_: object, **__: object) -> looptune.Kernel:

@@ -55,7 +55,7 @@ def test_example_arrays_bring_strides_and_dtype():
         ({"shapes": [(2, 2), (2, 2)], "m": 2}, SpecError, "shapes or sizes"),
         ({"shapes": [(2, 2), np.ones((2, 2))]}, SpecError, "mixes example arrays and tuples"),
         ({"shapes": [2, (2, 2)]}, SpecError, "2 is neither a shape nor an array"),
-        ({"m": 2, "n": 2, "k": 2, "strategy": "x"}, UnsupportedError, r"'x' is none of \['default"),
+        ({"m": 2, "n": 2, "k": 2, "strategy": "x"}, UnsupportedError, "'x' is none of"),
         ({"m": 2, "n": 2, "k": 2, "dtype": "int16"}, UnsupportedError, "'int16' is not supported"),
         ({"m": 2, "n": 2, "k": 2, "epilogue": "swish"}, SpecError, "'swish' is none of"),
         ({"m": 2, "n": 2, "k": 2, "policy": "p"}, UnsupportedError, "policy='p'"),
