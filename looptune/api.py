@@ -75,14 +75,15 @@ def clear_cache() -> None:
 def common_arrays(operands: Sequence[object]) -> list[np.ndarray]:
     """Operands as arrays of one dtype, the wider where they differ, as NumPy promotes."""
     arrays = [np.asarray(as_array(operand, i)) for i, operand in enumerate(operands)]
+    names = [array.dtype.name for array in arrays]
     try:
         dtype = np.result_type(*arrays)
     except np.exceptions.DTypePromotionError:
-        dtype = np.dtype(object)
-    if dtype.name not in ARGUMENTS:
         raise UnsupportedError(
-            f"operands of {[a.dtype.name for a in arrays]}: {sorted(ARGUMENTS)} are supported"
-        )
+            f"operands of {names} have no common type; convert one of them"
+        ) from None
+    if dtype.name not in ARGUMENTS:
+        raise UnsupportedError(f"operands of {names}: {sorted(ARGUMENTS)} are supported")
     native = dtype.newbyteorder("=")
     return [aligned(array if array.dtype == native else array.astype(native)) for array in arrays]
 

@@ -182,6 +182,8 @@ def compare(
     `cache="cold"` calls rotate through so many operands that none is found in cache. Raises
     `ArgumentError` for fewer than two kernels, or of different plans.
     """
+    if not isinstance(kernels, Mapping) or not all(isinstance(k, Kernel) for k in kernels.values()):
+        raise ArgumentError(f"compare wants kernels by name, not {kernels!r}")
     if len(kernels) < 2 or len({kernel.plan.key for kernel in kernels.values()}) > 1:
         raise ArgumentError("compare wants at least two kernels, all of one plan")
     if cache not in ("hot", "cold"):

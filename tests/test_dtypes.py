@@ -390,3 +390,8 @@ def test_the_host_says_whether_it_has_dot_products() -> None:
     target = host_target("avx2")
     assert runs(target)
     assert target.dot == ("avx_vnni" in looptune.host.cpu_text().split())
+
+
+def test_types_without_a_common_one_are_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"'bfloat16', 'float16'\] have no common type"):
+        looptune.matmul(np.ones((2, 3), BF16), np.ones((3, 2), np.float16))

@@ -108,6 +108,8 @@ def test_compare_kernels() -> None:
         assert found["untuned"].mean < 0
     with pytest.raises(looptune.errors.ArgumentError, match="at least two kernels"):
         compare({"a": fast})
+    with pytest.raises(looptune.errors.ArgumentError, match="kernels by name"):
+        compare({"a": 1, "b": 2})  # type: ignore[dict-item]
     with pytest.raises(looptune.errors.ArgumentError, match="cache='warm'"):
         compare({"a": fast, "b": slow}, cache="warm")  # type: ignore[arg-type]
     assert len(rotating_arrays(PLAN, host_target(), cold=False)) == 2
