@@ -128,12 +128,13 @@ def stepped(step: Step, values: np.ndarray, extra: np.ndarray | None) -> np.ndar
 def stepped_size(step: Step, sizes: np.ndarray, extra: np.ndarray | None) -> np.ndarray:
     """What the errors of a step's result scale with, from that for its argument.
 
-    An activation adds roundings of its own; its result is at most 1, or at most its argument.
+    An activation adds roundings of its own; its result is at most 1, even of an infinity, or at
+    most its argument.
     """
     match step:
         case Activation(kind):
             slope, added = SLOPE[kind]
-            most = 1.0 if kind == "sigmoid" else np.minimum(sizes, 1.0) if kind == "tanh" else sizes
+            most = 1.0 if kind in ("sigmoid", "tanh") else sizes
             return np.asarray(slope * sizes + added * most)
         case Scale(factor):
             return np.asarray(sizes * abs(factor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from test_lower import conv, nest_of
 from looptune import reference as oracle
 from looptune import workloads
 from looptune.errors import ArgumentError, VerificationError
-from looptune.ir import IDENTITY, Axis, Dim, Nest, Operand, Plan, Tensor, plan_of
+from looptune.ir import IDENTITY, Activation, Axis, Dim, Nest, Operand, Plan, Tensor, plan_of
 from looptune.reference import check, reference, sampled_reference, verify
 
 
@@ -249,3 +250,16 @@ def test_arrays_that_do_not_fit_are_named():
         reference(plan, {"a": np.ones((3, 3))})
     with pytest.raises(ArgumentError, match=r"b has shape \(5, 5\)"):
         reference(plan, {"a": np.ones((3, 3)), "b": np.ones((5, 5))})
+
+
+def test_what_an_infinity_saturates_is_compared_like_any_other() -> None:
+    """The largest of nothing but padding is -inf, and its tanh -1, to a rounding or two."""
+    axis, window = Axis("i", 3), Axis("k", 2, True)
+    out = Operand("out", "float32", (Dim(3, 1, (1, 0)),))
+    a = Operand("a", "float32", (Dim(2, 1, (1, 1), 5),), fill=-math.inf)
+    nest = Nest((axis, window), out, (a,), "max", epilogue=(Activation("tanh"),) * 2)
+    arrays = {"a": np.zeros(2, np.float32)}
+    exact = np.tanh(np.tanh(np.full(3, -np.inf))).astype(np.float32)
+    assert check(nest, arrays, exact).ok
+    assert check(nest, arrays, np.nextafter(exact, np.float32(0))).ok
+    assert not check(nest, arrays, exact * np.float32(1.001)).ok
