@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from looptune.dtypes import ARGUMENTS, is_whole
+from looptune.dtypes import ARGUMENTS, numpy_dtype
 from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from looptune.host import thread_count
 from looptune.ir import Plan
@@ -24,6 +24,7 @@ from looptune.tune import optimize
 from looptune.workloads import conv2d as conv2d_plan
 from looptune.workloads import einsum as einsum_plan
 from looptune.workloads import fuse
+from looptune.workloads.einsum import check_dtype, result_dtype
 
 CACHE_SIZE = 512
 
@@ -149,7 +150,7 @@ def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
     """Whether a kernel can write `out` directly."""
     whole = all(stride % out.itemsize == 0 for stride in out.strides)
     distinct = all(s for s, n in zip(out.strides, out.shape, strict=True) if n > 1)
-    wanted = np.dtype("int32") if is_whole(like_array.dtype.name) else like_array.dtype  # type: ignore[arg-type]
+    wanted = numpy_dtype(result_dtype(check_dtype(like_array.dtype.name), None))
     return bool(out.dtype == wanted and out.flags.aligned and whole and distinct)
 
 

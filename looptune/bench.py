@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from looptune.dtypes import poison
 from looptune.errors import LooptuneError, UnsupportedError, VerificationError
 from looptune.host import fingerprint
 from looptune.ir import Nest, Operand, Plan
@@ -28,7 +27,7 @@ from looptune.measure import (
     ratio,
     stream_bandwidth,
 )
-from looptune.reference import verify
+from looptune.oracle import Oracle
 from looptune.runtime.call import call_path
 from looptune.target import Target
 from looptune.tune import optimize
@@ -219,12 +218,9 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
     arrays = random_arrays(plan)
     out = arrays[plan.output.name]
     inputs = [arrays[tensor.name] for tensor in plan.inputs]
-    out[...] = poison(plan.dtype)
-    kernel(*inputs, out=out)
     error = ""
     try:
-        given = {tensor.name: arrays[tensor.name] for tensor in plan.inputs}
-        verify(plan, given, out, boundaries=kernel.boundaries)
+        Oracle(plan).verify(kernel)
     except VerificationError as wrong:
         error = str(wrong)
     contenders: dict[str, Sampler] = {

@@ -60,7 +60,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A schedule and where it comes from; `posterior` of its gain over the default, if measured.
+    """A schedule and where it comes from; `posterior` of its gain over the default, None where it
+    is the default or nothing was measured.
 
     `tried` candidates were asked for, `rejected` counts those that failed by reason, and
     `seconds` say what compiling, verifying and measuring them took.
@@ -88,7 +89,7 @@ def choose(nest: Nest, options: Options) -> Chosen:
         schedule = default_schedule(nest, options.target, options.threads)
         return Chosen(schedule, "default")
     if not options.measures:
-        return modelled(nest, options)
+        return predicted(nest, options)
     if not runs(options.target):
         raise UnsupportedHostError(
             f"this machine does not run {options.target.isa} code, so nothing can be measured; "
@@ -114,7 +115,7 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
     return Chosen(schedule, "database", Posterior(record.n, record.mean, record.variance))
 
 
-def modelled(nest: Nest, options: Options) -> Chosen:
+def predicted(nest: Nest, options: Options) -> Chosen:
     """What a strategy finds by asking the cost model."""
     target, threads = options.target, options.threads
     anchor = default_schedule(nest, target, threads)
@@ -188,9 +189,9 @@ def bar_of(options: Options) -> tqdm[None]:
     )  # fmt: skip
 
 
-def record(nest: Nest, schedule: Schedule, posterior: Posterior, options: Options) -> None:
+def record(nest: Nest, schedule: Schedule, posterior: Posterior | None, options: Options) -> None:
     """Keep what beats the default; a database that fails costs a warning, not the result."""
-    if options.database is None or posterior.verdict != "faster":
+    if options.database is None or posterior is None:
         return
     key = key_of(nest, options.target, options.threads)
     found = Record(

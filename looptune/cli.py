@@ -60,14 +60,14 @@ def parser() -> argparse.ArgumentParser:
 
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
-    options.add_argument("--threads", type=count, default=None)
+    options.add_argument("--threads", type=count, default=None, help="of the kernel; default: 1")
     help_text = "seconds to search for, each candidate verified and timed in a process of its own"
     options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)
     options.add_argument("--measurements", type=count, default=None, help="candidates to measure")
     help_text = "a file, or none; default: the user's"
     options.add_argument("--database", default="default", metavar="PATH", help=help_text)
     options.add_argument("--retune", action="store_true", help="search, whatever was found before")
-    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seed", type=int, default=0, help="of operands and random searches")
     add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
                   [options, output_options()])  # fmt: skip
 
@@ -268,15 +268,20 @@ def run_optimize(args: argparse.Namespace) -> int:
 
 
 def searched(report: Report) -> str:
-    """What a search did, in one line; nothing where there was none."""
+    """Where the schedules come from, a line a nest; nothing for the default without a search."""
     lines = []
     for choice in report.choices:
+        gain = "nothing surely faster than the default"
         if choice.posterior is not None:
-            gain = 100 * math.expm1(choice.posterior.mean)
+            gain = f"{100 * math.expm1(choice.posterior.mean):+.1f} % against the default"
+        if choice.origin == "database":
+            lines.append(f"from the database: {gain} (--retune searches again)\n")
+        elif choice.trials:
             rejected = sum(choice.rejected.values())
+            lines.append(f"{choice.origin}: {gain}, {choice.tried} tried, {rejected} rejected\n")
+        elif choice.origin != "default":
             lines.append(
-                f"{choice.origin}: {gain:+.1f} % against the default, {choice.tried} candidates "
-                f"tried, {rejected} of them rejected\n"
+                f"{choice.origin}: by the cost model, {choice.tried} schedules asked for\n"
             )
     return "".join(lines)
 
@@ -284,6 +289,8 @@ def searched(report: Report) -> str:
 def tuned(plan: Plan, args: argparse.Namespace) -> Kernel:
     """The kernel of the options; interrupted, that of the best schedule so far."""
     target = host_target(args.target)
+    if args.strategy == "default" and (args.budget or args.measurements):
+        print("looptune: the default strategy spends no budget; see --strategy", file=sys.stderr)
     try:
         return optimize(
             plan, target=target, strategy=args.strategy, threads=args.threads,

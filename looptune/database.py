@@ -5,6 +5,8 @@ target, a number of threads, a machine and a generator version; another machine'
 holds the list of actions and the posterior of log(anchor / candidate): count, mean, variance.
 Never machine code: what is looked up is generated and verified anew.
 
+A file that is not looptune's is never touched; one of its own that is corrupt is moved aside.
+
 Many processes may share the file. Writes are single transactions that begin with the lock, so a
 process killed in the middle leaves nothing; a connection is never carried over a fork. Where the
 file cannot be had, the database lives in memory and says so once.
@@ -21,7 +23,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +37,8 @@ from looptune.schedule import Action, Schedule, replay
 from looptune.target import Target
 
 SCHEMA = 1
+APPLICATION = 0x6C6F6F70  # "loop", at byte 68 of the file, where SQLite keeps what it belongs to
+MAGIC = b"SQLite format 3\0"
 FILE = "looptune.sqlite3"
 BUSY_SECONDS = 10.0
 LONGEST_LINE = 1 << 16
@@ -97,6 +101,10 @@ class Record:
         created = max(self.created, other.created)
         return replace(self, n=n, mean=mean, variance=variance, created=created)
 
+    def fuller(self, other: Record) -> Record:
+        """The record of more samples; of equally many this one."""
+        return other if other.n > self.n else self
+
 
 def key_of(nest: Nest, target: Target, threads: int) -> Key:
     """The key of a nest on this machine."""
@@ -134,7 +142,8 @@ def check_directory(directory: Path) -> None:
 class Database:
     """Records in a file, or with `path=None` in memory, for as long as the object lives.
 
-    Raises `DatabaseError` if the file cannot be opened. A corrupt one is moved aside.
+    Raises `DatabaseError` if the file cannot be opened or is not looptune's. A corrupt one of its
+    own is moved aside.
     """
 
     def __init__(self, path: Path | str | None) -> None:
@@ -155,39 +164,17 @@ class Database:
     def opened(self) -> sqlite3.Connection:
         """A new connection to a database that is sound."""
         if self.path is None:
-            return self.prepared(":memory:")
-        check_directory(self.path.parent)
+            return prepared(":memory:")
+        check_ours(self.path)
         try:
-            return self.prepared(str(self.path))
-        except sqlite3.DatabaseError as reason:
-            if isinstance(reason, sqlite3.OperationalError) and begins_well(self.path):
+            return prepared(str(self.path))
+        except sqlite3.OperationalError as reason:
+            if starts_as_database(self.path):
                 raise DatabaseError(f"{self.path}: {reason}") from reason
             set_aside(self.path, str(reason))
-            return self.prepared(str(self.path))
-
-    def prepared(self, name: str) -> sqlite3.Connection:
-        """A connection with its settings, the table made, and the schema known."""
-        handle = sqlite3.connect(
-            name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            if name != ":memory:":
-                os.chmod(name, 0o600)
-                (mode,) = handle.execute("PRAGMA journal_mode=WAL").fetchone()
-                if mode != "wal":  # some file systems cannot
-                    handle.execute("PRAGMA journal_mode=DELETE")
-            (version,) = handle.execute("PRAGMA user_version").fetchone()
-            if version not in (0, SCHEMA):
-                raise DatabaseError(f"{name} has schema {version}; this version reads {SCHEMA}")
-            (state,) = handle.execute("PRAGMA quick_check(1)").fetchone()
-            if state != "ok":
-                raise sqlite3.DatabaseError(state)
-            handle.execute(TABLE)
-            handle.execute(f"PRAGMA user_version={SCHEMA}")
-        except BaseException:
-            handle.close()
-            raise
-        return handle
+        except sqlite3.DatabaseError as reason:
+            set_aside(self.path, str(reason))
+        return prepared(str(self.path))
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -218,7 +205,18 @@ class Database:
         return next(iter(self.records(key)), None)
 
     def add(self, records: Iterable[Record]) -> int:
-        """Merge records into those there are, in one transaction; how many."""
+        """Merge new samples into what is known, in one transaction; how many records."""
+        return self.combine(records, Record.merged)
+
+    def take(self, records: Iterable[Record]) -> int:
+        """Take over another database's records, in one transaction; how many.
+
+        Of two for one schedule that with more samples stays: they may be the same ones.
+        """
+        return self.combine(records, Record.fuller)
+
+    def combine(self, records: Iterable[Record], join: Callable[[Record, Record], Record]) -> int:
+        """Put records in, joined to those there are for the same schedule."""
         count = 0
         with self.transaction() as handle:
             for record in records:
@@ -231,7 +229,7 @@ class Database:
                 ).fetchone()
                 if row is not None:
                     old = record_of(dict(zip(COLUMNS, row, strict=True)))
-                    values = row_of(old.merged(record))
+                    values = row_of(join(old, record))
                 marks = ", ".join("?" * len(COLUMNS))
                 handle.execute(
                     f"INSERT OR REPLACE INTO schedules VALUES ({marks})",
@@ -263,13 +261,60 @@ class Database:
             self.handle = None
 
 
-def begins_well(path: Path) -> bool:
-    """Whether a file begins as SQLite's do; one that is absent or empty may become one."""
+def prepared(name: str) -> sqlite3.Connection:
+    """A connection with its settings, the table made, and the schema known."""
+    handle = sqlite3.connect(
+        name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        (version,) = handle.execute("PRAGMA user_version").fetchone()
+        if version not in (0, SCHEMA):
+            raise DatabaseError(f"{name} has schema {version}; this version reads {SCHEMA}")
+        (state,) = handle.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        if version == 0:  # before the journal is changed, so that the file itself says whose it is
+            handle.execute(f"PRAGMA application_id={APPLICATION}")
+        if name != ":memory:":
+            os.chmod(name, 0o600)
+            (mode,) = handle.execute("PRAGMA journal_mode=WAL").fetchone()
+            if mode != "wal":  # some file systems cannot
+                handle.execute("PRAGMA journal_mode=DELETE")
+        handle.execute(TABLE)
+        handle.execute(f"PRAGMA user_version={SCHEMA}")
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def header(path: Path) -> bytes:
+    """The first 100 bytes of a file, which SQLite calls its header; none if there is no file."""
     try:
         with path.open("rb") as file:
-            return file.read(16) in (b"", b"SQLite format 3\0")
+            return file.read(100)
     except OSError:
-        return True
+        return b""
+
+
+def starts_as_database(path: Path) -> bool:
+    """Whether a file is SQLite's by its header, or may become so: absent or empty."""
+    found = header(path)
+    return not found or found.startswith(MAGIC)
+
+
+def check_ours(path: Path) -> None:
+    """Raise `DatabaseError` for a file that is neither looptune's nor new.
+
+    Its own name, in the directory that is its own, is enough: what lies there may be corrupt.
+    """
+    found = header(path)
+    ours = found.startswith(MAGIC) and found[68:72] == APPLICATION.to_bytes(4, "big")
+    if found and not ours and path.name != FILE:
+        raise DatabaseError(
+            f"{path} is no database of looptune's: it is left as it is (`looptune db import` reads "
+            "exported lines)"
+        )
 
 
 def set_aside(path: Path, reason: str) -> None:
@@ -391,6 +436,12 @@ _default: dict[Path | None, Database] = {}
 _warned: set[str] = set()
 
 
+def user_file() -> Path:
+    """The user's database, its directory made and private; raises `DatabaseError`."""
+    check_directory(cache_directory())
+    return cache_directory() / FILE
+
+
 def default_exists() -> bool:
     """Whether the user has a database, in a file or in this process's memory."""
     try:
@@ -406,7 +457,7 @@ def default_database() -> Database:
         path: Path | None = cache_directory() / FILE
         if path in _default:
             return _default[path]
-        database = Database(path)
+        database = Database(user_file())
     except DatabaseError as reason:
         if str(reason) not in _warned:
             _warned.add(str(reason))

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from looptune.database import FILE as DATABASE_FILE
 from looptune.database import (
     Database,
     Record,
-    cache_directory,
     exported,
     imported,
+    user_file,
 )
 from looptune.errors import DatabaseError
 from looptune.host import fingerprint
 
 Answer = tuple[dict[str, object], str]
 DAY = 86_400.0
+WRITERS = ("import", "merge")  # which make a database where there is none
 
 
 def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser]) -> None:
@@ -40,13 +41,24 @@ def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser
     one.add_argument("file", type=Path)
     help_text = "delete records of other generator versions, and more where asked"
     one = jobs.add_parser("prune", parents=parents, help=help_text)
-    one.add_argument("--other-machines", action="store_true")
-    one.add_argument("--older-than", type=float, default=None, metavar="DAYS")
+    one.add_argument("--other-machines", action="store_true", help="and those of other machines")
+    one.add_argument(
+        "--older-than", type=float, default=None, metavar="DAYS", help="and older ones"
+    )
 
 
 def opened(args: argparse.Namespace) -> Database:
-    """The database that the options name; raises `DatabaseError` where it cannot be had."""
-    return Database(args.database or cache_directory() / DATABASE_FILE)
+    """The database that the options name; raises `DatabaseError` where there is none to be read, or
+    it cannot be had."""
+    if args.database is not None and args.what not in WRITERS:
+        check_file(args.database)
+    return Database(user_file() if args.database is None else args.database)
+
+
+def check_file(path: Path) -> None:
+    """Raise `DatabaseError` unless there is such a file."""
+    if not path.is_file():
+        raise DatabaseError(f"there is no file {path}")
 
 
 def info(args: argparse.Namespace, database: Database) -> Answer:
@@ -72,10 +84,10 @@ def listing(args: argparse.Namespace, database: Database) -> Answer:
     records = database.records()
     rows = [
         f"{r.key.nest[:12]} {r.key.target:8s} {r.key.threads:3d} {r.key.machine} "
-        f"{100 * (r.mean):+6.1f} % +- {100 * spread(r):4.1f} ({r.n} samples)"
+        f"{100 * math.expm1(r.mean):+6.1f} % +- {200 * spread(r):4.1f} ({r.n} samples)"
         for r in records
     ]
-    head = "nest         target   thr machine      log gain over the default"
+    head = "nest         target   thr machine      gain over the default, two standard errors"
     result: dict[str, object] = {
         "schema": 1,
         "records": [
@@ -110,7 +122,7 @@ def take(args: argparse.Namespace, database: Database) -> Answer:
     """Records of an exported file: all of them, or with a bad line none."""
     try:
         with args.file.open(encoding="utf-8") as lines:
-            count = database.add(list(imported(lines)))
+            count = database.take(list(imported(lines)))
     except (OSError, UnicodeDecodeError) as reason:
         raise DatabaseError(f"{args.file}: {reason}") from reason
     return {"schema": 1, "imported": count}, f"{count} records imported"
@@ -118,10 +130,9 @@ def take(args: argparse.Namespace, database: Database) -> Answer:
 
 def merge(args: argparse.Namespace, database: Database) -> Answer:
     """Another database's records."""
-    if not args.file.is_file():
-        raise DatabaseError(f"{args.file} is no file")
+    check_file(args.file)
     other = Database(args.file)
-    count = database.add(other.records())
+    count = database.take(other.records())
     other.close()
     return {"schema": 1, "merged": count}, f"{count} records merged"
 

@@ -94,8 +94,9 @@ def options_of(nest: Nest, vector: int, constant: int | None = None) -> list[Can
     """The vector axis with every useful set of panels, and with a write cache if that helps."""
     least = {i: PANEL_READS for i in range(1, 1 + len(nest.inputs))}
     if constant is not None:
-        padded = nest.operands[constant].needs_fill(nest.axes)  # which a pack at the root does
-        least[constant] = nest.points if padded else 0
+        least[constant] = 0
+        if nest.operands[constant].needs_fill(nest.axes):  # which a pack at the root does
+            del least[constant]
     panels = [i for i, reads in least.items() if panelable(nest, nest.operands[i], vector, reads)]
     strided = [i for i in panels if nest.operands[i].stride_of(vector) != 1]
     sets = {(), tuple(strided), tuple(panels)}

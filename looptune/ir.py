@@ -345,12 +345,21 @@ def check_access(operand: Operand, axes: tuple[Axis, ...], dtype: DType) -> None
 
 def check_extra(operand: Operand, axes: tuple[Axis, ...]) -> None:
     """Raise `NestError` unless an epilogue's operand is read inside its shape, per output point."""
+    check_spatial(operand, axes, "an operand of the epilogue")
+    if operand.needs_fill(without_reductions(axes)):
+        raise NestError(f"the epilogue reads {operand.name} outside its shape {operand.shape}")
+
+
+def without_reductions(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes, a single point left of each reduction."""
+    return tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in axes)
+
+
+def check_spatial(operand: Operand, axes: tuple[Axis, ...], role: str) -> None:
+    """Raise `NestError` if a reduction axis moves the operand."""
     for i, axis in enumerate(axes):
         if axis.reduction and any(dim.coefficients[i] for dim in operand.dims):
-            raise NestError(f"reduction axis {axis.name} appears in {operand.name}, an epilogue's")
-    spatial = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in axes)
-    if operand.needs_fill(spatial):
-        raise NestError(f"the epilogue reads {operand.name} outside its shape {operand.shape}")
+            raise NestError(f"reduction axis {axis.name} appears in {operand.name}, {role}")
 
 
 def check_whole_numbers(nest: Nest) -> None:
@@ -372,11 +381,8 @@ def check_output(output: Operand, axes: tuple[Axis, ...]) -> None:
     """Raise `NestError` unless writes stay inside and are injective in the spatial axes."""
     if any(axis.extent == 0 for axis in axes if not axis.reduction):
         return
-    for i, axis in enumerate(axes):
-        if axis.reduction and any(dim.coefficients[i] for dim in output.dims):
-            raise NestError(f"reduction axis {axis.name} appears in output {output.name}")
-    inside = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in axes)
-    if output.needs_fill(inside):
+    check_spatial(output, axes, "the output")
+    if output.needs_fill(without_reductions(axes)):
         raise NestError(f"writes to {output.name} leave its shape {output.shape}")
     strides = sorted(
         (abs(output.stride_of(i)), axis.extent, axis.name)

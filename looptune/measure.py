@@ -28,6 +28,7 @@ from looptune.target import Target
 
 Clock = Callable[[], float]
 Sampler = Callable[[int], float]  # calls -> seconds for all of them
+ROUNDS = 21  # of a comparison
 NOISE = 0.05  # of the logarithm: an interval wider than that tells nothing
 MOST_COPIES = 64  # sets of operands that are cold
 PEAK_ITERATIONS = 20_000
@@ -147,26 +148,16 @@ def paired(anchor: Samples, candidate: Samples) -> Posterior:
 
 
 def compare_samplers(
-    contenders: Mapping[str, Sampler],
-    *,
-    seconds: float,
-    rounds: int = 15,
-    clock: Clock = time.perf_counter,
+    contenders: Mapping[str, Sampler], *, seconds: float, rounds: int = ROUNDS
 ) -> dict[str, Posterior]:
-    """Each contender but the first against the first, until all can be told apart or the time is
-    over: rounds are added while an interval holds 0."""
+    """Each contender but the first against the first.
+
+    The number of rounds is fixed beforehand: to look in between, and to stop once an interval
+    leaves 0 out, finds a difference between equals one time in three.
+    """
     anchor, *others = contenders
-    deadline = clock() + seconds
-    gathered: dict[str, tuple[float, ...]] = {name: () for name in contenders}
-    while True:
-        share = max(deadline - clock(), 0.0) / 3
-        found = interleave(contenders, rounds=rounds, seconds=share)
-        gathered = {name: (*gathered[name], *found[name].seconds) for name in contenders}
-        samples = {name: Samples(values) for name, values in gathered.items()}
-        results = {name: paired(samples[anchor], samples[name]) for name in others}
-        told = all(result.verdict != "within noise" for result in results.values())
-        if told or clock() >= deadline:
-            return results
+    found = interleave(contenders, rounds=rounds, seconds=seconds)
+    return {name: paired(found[anchor], found[name]) for name in others}
 
 
 def compare(

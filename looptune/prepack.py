@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,10 @@ from looptune.runtime.call import (
     Step,
     as_array,
     check_argument,
-    check_out,
+    checked_pointers,
     empty_output,
-    layout_of,
-    make_entry,
 )
-from looptune.runtime.kernel import Kernel, Snapshot, out_array
-from looptune.runtime.memory import install
+from looptune.runtime.kernel import Kernel, Snapshot, Stage, loaded, out_array
 from looptune.schedule import Schedule, pack
 
 
@@ -47,10 +45,10 @@ class Variant:
 
     number: int
     key: str
-    packing: Step
+    packing: Stage
     arguments: Arguments
-    entry: object
-    steps: tuple[Step, ...]
+    entry: Any
+    steps: Sequence[Step]
     schedules: tuple[Schedule, ...]
 
     @property
@@ -76,7 +74,7 @@ def make_variant(kernel: Kernel, number: int) -> Variant:
     nest = plan.nests[place]
     schedules[place] = constant_schedule(kernel, schedules[place], operand)
     program, size = lower_snapshot(schedules[place], kernel.target, operand)
-    packing = Step(install(backend_for(kernel.target)(legalize(program))), (0, 1), 1)
+    packing = Stage(backend_for(kernel.target)(legalize(program)), (0, 1), 0, 1)
     made: list[tuple[Nest, Generated]] = [
         (nest, generate(schedule, kernel.target, operand if at == place else None))
         for at, (nest, schedule) in enumerate(zip(plan.nests, schedules, strict=True))
@@ -86,10 +84,7 @@ def make_variant(kernel: Kernel, number: int) -> Variant:
     inputs = list(plan.inputs)
     inputs[number] = Tensor(name, dtype, (count,), (1,))
     arguments = Arguments(plan.output, tuple(inputs), plan.temporaries, plan.flops, plan.spec)
-    stages = stages_of(plan, made)
-    steps = tuple(Step(install(s.code), s.tensors, s.trips, s.private_bytes) for s in stages)
-    scratch = max((s.scratch_bytes for s in stages), default=0)
-    entry = make_entry(arguments, steps, layout_of(arguments, scratch), use_native=True)
+    entry, steps = loaded(arguments, stages_of(plan, made), True)
     text = json.dumps([
         plan.key, number, GENERATOR_VERSION, repr(kernel.target),
         [schedule.identity for schedule in schedules], nest.key,
@@ -141,7 +136,7 @@ def take_snapshot(kernel: Kernel, array: object, operand: int) -> Snapshot:
     tensor = variant.snapshot
     packed = aligned_empty(tensor)
     arguments = Arguments(tensor, (inputs[operand],), (), 0, "")
-    entry = make_entry(arguments, (variant.packing,), layout_of(arguments, 0), use_native=True)
+    entry, _steps = loaded(arguments, [variant.packing], True)
     entry.run_pointers((packed.ctypes.data, source.ctypes.data), 1)
     packed.flags.writeable = False
     return Snapshot(variant.key, operand, packed)
@@ -175,13 +170,7 @@ def run_with_snapshot(kernel: Kernel, inputs: Sequence[object], out: object) -> 
         given.array if isinstance(given, Snapshot) else as_array(given, i)
         for i, given in enumerate(inputs)
     ]
-    arguments = variant.arguments
-    names = [f"input {i} ({tensor.name})" for i, tensor in enumerate(arguments.inputs)]
-    for tensor, array, name in zip(arguments.inputs, arrays, names, strict=True):
-        check_argument(tensor, array, name)
-    result = empty_output(arguments.output) if out is None else out_array(out)
-    check_argument(arguments.output, result, "out")
-    check_out(result, arrays, names)
-    pointers = (result.ctypes.data, *(array.ctypes.data for array in arrays))
-    variant.entry.run_pointers(pointers, kernel.threads)  # type: ignore[attr-defined]
+    result = empty_output(variant.arguments.output) if out is None else out_array(out)
+    pointers = checked_pointers(variant.arguments, arrays, result)
+    variant.entry.run_pointers(pointers, kernel.threads)
     return result

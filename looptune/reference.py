@@ -519,7 +519,11 @@ def verify(
     seed: int = 0,
 ) -> Check:
     """`check`, raising `VerificationError` with the worst element."""
-    found = check(problem, arrays, result, boundaries=boundaries, seed=seed)
+    return insist(check(problem, arrays, result, boundaries=boundaries, seed=seed))
+
+
+def insist(found: Check) -> Check:
+    """`found` if it is good; raises `VerificationError` with the worst element."""
     if not found.ok:
         raise VerificationError(
             f"element {list(found.where)} is {found.found!r}, the reference is "

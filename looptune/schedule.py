@@ -362,7 +362,8 @@ def pack(
     """
     operands = schedule.nest.operands[: 1 + len(schedule.nest.inputs)]
     if type(operand) is not int or not 0 <= operand < len(operands):
-        raise ScheduleError(f"pack: no operand {operand!r}; there are 0..{len(operands) - 1}")
+        names = ", ".join(f"{i} ({op.name})" for i, op in enumerate(operands))
+        raise ScheduleError(f"pack: no operand number {operand!r}; there are {names}")
     if at != "root":
         loop_at(schedule, at, "pack")  # type: ignore[arg-type]
     rank = len(operands[operand].dims)

@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 
 from looptune.cost import ranked
@@ -102,7 +102,12 @@ class Search:
         """Where a walk begins: the untuned nest for the paper's actions, the default for ours."""
         if self.space == "paper":
             return State(Schedule(self.nest))
-        return State(default_schedule(self.nest, self.target, self.threads))
+        return State(self.default)
+
+    @cached_property
+    def default(self) -> Schedule:
+        """The schedule that is chosen without a search."""
+        return default_schedule(self.nest, self.target, self.threads)
 
     def moves(self, state: State) -> list[State]:
         """The states one action away; of ours only those that the cost model finds best."""
@@ -200,7 +205,7 @@ SPACES: dict[str, Callable[[State, Search], list[State]]] = {
 
 def default(search: Search) -> None:
     """The schedule that is chosen without a search."""
-    search.value(default_schedule(search.nest, search.target, search.threads))
+    search.value(search.default)
 
 
 def random_walks(search: Search) -> None:
@@ -325,7 +330,7 @@ def starting_points(search: Search) -> list[Schedule]:
     """The default, and what else it was chosen from, the most promising first."""
     others = candidates(search.nest, search.target, search.threads)
     best = ranked(others, search.target, search.threads)
-    return [default_schedule(search.nest, search.target, search.threads), *best[:MODEL_BEAM]]
+    return [search.default, *best[:MODEL_BEAM]]
 
 
 def model_beam(search: Search) -> None:

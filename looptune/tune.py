@@ -11,12 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from looptune.build import build
 from looptune.choose import Chosen, Options, Progress, choose
 from looptune.database import Database, default_database, default_exists
-from looptune.dtypes import poison
 from looptune.errors import (
     ArgumentTypeError,
     SpecError,
@@ -25,8 +22,7 @@ from looptune.errors import (
 )
 from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan, plan_of
-from looptune.measure import random_arrays
-from looptune.reference import verify as verify_result
+from looptune.oracle import Oracle
 from looptune.runtime.call import as_array, is_tensor
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
@@ -175,7 +171,7 @@ def verified(
     """The kernel if it is right. A wrong one from the database gives way to the default, with a
     warning; any other raises `VerificationError`."""
     try:
-        check(kernel, seed)
+        Oracle(kernel.plan, seed).verify(kernel)
     except VerificationError as reason:
         if all(choice.origin != "database" for choice in choices):
             raise
@@ -183,7 +179,7 @@ def verified(
         plain = replace(options, database=None, strategy="default")
         choices = tuple(choose(nest, plain) for nest in kernel.plan.nests)
         kernel = made(kernel.plan, choices, kernel.target, kernel.threads)
-        check(kernel, seed)
+        Oracle(kernel.plan, seed).verify(kernel)
     return kernel, choices
 
 
@@ -225,7 +221,7 @@ def compile(
     kernel = build(nest, schedules, resolve_target(target))
     built = time.perf_counter()
     if verify:
-        check(kernel, seed)
+        Oracle(kernel.plan, seed).verify(kernel)
     done = time.perf_counter()
     kernel.report = Report("schedule", 0.0, built - start, done - built, verify)
     return kernel
@@ -238,23 +234,6 @@ def resolve_target(target: str | Target | None) -> Target:
     if not isinstance(target, str | None):
         raise ArgumentTypeError(f"target={target!r}; a Target or its name would do")
     return host_target() if target is None else target_named(target)
-
-
-def check(kernel: Kernel, seed: int = 0) -> None:
-    """Run the kernel on random operands, its output poisoned; raises `VerificationError`."""
-    plan = kernel.plan
-    arrays = random_arrays(plan, seed)
-    out = arrays[plan.output.name]
-    given = {**arrays, plan.output.name: out.copy()}
-    if not plan.accumulates:
-        out[...] = poison(plan.dtype)
-    run_kernel(kernel, [arrays[tensor.name] for tensor in plan.inputs], out)
-    verify_result(plan, given, out, boundaries=kernel.boundaries, seed=seed)
-
-
-def run_kernel(kernel: Kernel, inputs: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Call the kernel as users do."""
-    kernel(*inputs, out=out)
 
 
 def check_options(verify: object, seed: object) -> None:

@@ -11,18 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from looptune.build import build
 from looptune.default import default_schedule
-from looptune.dtypes import poison
-from looptune.errors import LooptuneError, MeasurementError, VerificationError
+from looptune.errors import LooptuneError, MeasurementError
 from looptune.ir import Nest, Plan, plan_of
 from looptune.measure import (
     Clock,
     Posterior,
     compare_samplers,
-    empty_as,
     interleave,
     paired,
     peak_flops,
@@ -30,7 +26,7 @@ from looptune.measure import (
     roofline_seconds,
     rotating_sampler,
 )
-from looptune.reference import Check, check, compare, expectation, whole_is_cheap
+from looptune.oracle import Oracle
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Action, Schedule
 from looptune.search import Search, Spent, run
@@ -38,7 +34,6 @@ from looptune.target import Target
 
 TRIAL_SECONDS = 0.012  # of timing a candidate beside its anchor
 TRIAL_ROUNDS = 5
-FINAL_ROUNDS = 15
 FINALISTS = 3
 FINAL_SHARE = 0.25  # of the time, kept for the finalists
 FLOOR_SLACK = 0.8  # of the roofline's time: the peak was measured at another moment
@@ -154,13 +149,13 @@ class Tuner:
             self.progress(trial)
 
     def kernel_of(self, schedule: Schedule) -> Kernel:
-        """A verified kernel; raises what is wrong with it."""
-        if schedule.identity == self.anchor_schedule.identity:
-            return self.anchor
+        """A verified kernel, the anchor for what has the anchor's code; raises what is wrong."""
         start = self.spending.clock()
         kernel = build(self.plan, [schedule], self.target, threads=self.threads)
         built = self.spending.clock()
         self.times.compile += built - start
+        if kernel.stages == self.anchor.stages:
+            return self.anchor
         self.oracle.verify(kernel)
         self.times.verify += self.spending.clock() - built
         return kernel
@@ -184,30 +179,35 @@ class Tuner:
             )
         return paired(found["anchor"], found["candidate"])
 
-    def final(self, finalists: list[Schedule]) -> tuple[Schedule, Posterior]:
-        """The fastest of the finalists by fresh samples, or the anchor unless one surely beats it;
-        of those that cannot be told apart the simplest."""
-        kernels = {s.identity: self.kernel_of(s) for s in finalists}
-        kernels.pop(self.anchor_schedule.identity, None)
-        nothing = self.anchor_schedule, Posterior(1, 0.0, 0.0)
-        if not kernels:
-            return nothing
-        samplers = {"anchor": rotating_sampler(self.anchor, self.sets)}
-        samplers |= {name: rotating_sampler(k, self.sets) for name, k in kernels.items()}
-        seconds = min(max(self.spending.left, 0.02), 0.5)
+    def final(self, leaders: list[Schedule]) -> tuple[Schedule, Posterior | None]:
+        """The best of the leaders if it surely beats the anchor, with the samples that say so; else
+        the anchor.
+
+        One set of samples picks it, the simplest of those that cannot be told from the fastest;
+        another, of that one alone, decides.
+        """
+        kernels = {schedule.identity: self.kernel_of(schedule) for schedule in leaders}
+        samplers = {
+            name: rotating_sampler(kernel, self.sets)
+            for name, kernel in kernels.items()
+            if kernel is not self.anchor
+        }
+        if not samplers:
+            return self.anchor_schedule, None
+        samplers = {"anchor": rotating_sampler(self.anchor, self.sets), **samplers}
+        share = min(max(self.spending.left, 0.04), 1.0) / 2
         start = self.spending.clock()
-        found = compare_samplers(
-            samplers, seconds=seconds, rounds=FINAL_ROUNDS, clock=self.spending.clock
-        )
-        self.times.measure += self.spending.clock() - start
-        schedules = {schedule.identity: schedule for schedule in finalists}
-        faster = [name for name, posterior in found.items() if posterior.verdict == "faster"]
-        if not faster:
-            return nothing
-        lead = max(found[name].mean - found[name].half_width for name in faster)
-        level = [name for name in faster if found[name].mean + found[name].half_width >= lead]
+        found = compare_samplers(samplers, seconds=share)
+        lead = max(posterior.mean - posterior.half_width for posterior in found.values())
+        level = [name for name, each in found.items() if each.mean + each.half_width >= lead]
+        schedules = {schedule.identity: schedule for schedule in leaders}
         chosen = min(level, key=lambda name: simplicity(schedules[name]))
-        return schedules[chosen], found[chosen]
+        alone = {name: samplers[name] for name in ("anchor", chosen)}
+        posterior = compare_samplers(alone, seconds=share)[chosen]
+        self.times.measure += self.spending.clock() - start
+        if posterior.verdict != "faster":
+            return self.anchor_schedule, None
+        return schedules[chosen], posterior
 
 
 def simplicity(schedule: Schedule) -> tuple[int, int, str]:
@@ -220,36 +220,9 @@ def explained(reason: LooptuneError) -> str:
     return f"{type(reason).__name__}: {reason}"
 
 
-class Oracle:
-    """The reference's result for random operands, computed once where that is cheap."""
-
-    def __init__(self, plan: Plan, seed: int) -> None:
-        self.plan = plan
-        self.arrays = random_arrays(plan, seed)
-        self.whole = expectation(plan, self.arrays) if whole_is_cheap(plan) else None
-
-    def verify(self, kernel: Kernel) -> None:
-        """Run a kernel on a poisoned output; raises `VerificationError` if the result is wrong."""
-        given = self.arrays[self.plan.output.name]
-        place = empty_as(self.plan.output)
-        place[...] = given if self.plan.accumulates else poison(self.plan.dtype)
-        kernel(*(self.arrays[tensor.name] for tensor in self.plan.inputs), out=place)
-        found = self.checked(kernel, place)
-        if not found.ok:
-            raise VerificationError(
-                f"element {list(found.where)} is {found.found!r}, the reference is "
-                f"{found.expected!r}: {found.worst:.3g} times the error bound"
-            )
-
-    def checked(self, kernel: Kernel, result: np.ndarray) -> Check:
-        """The result against the reference."""
-        if self.whole is None:
-            return check(self.plan, self.arrays, result, boundaries=kernel.boundaries)
-        return compare(self.plan, np.asarray(result, np.float64), *self.whole)
-
-
-def search_nest(strategy: str, tuner: Tuner, space: str) -> tuple[Schedule, Posterior]:
-    """Run a strategy on measurements; the schedule to use, with fresh samples of it."""
+def search_nest(strategy: str, tuner: Tuner, space: str) -> tuple[Schedule, Posterior | None]:
+    """Run a strategy on measurements; the schedule to use, with fresh samples of it unless it is
+    the anchor."""
     search = Search(
         tuner.nest, tuner.target, tuner.threads, tuner, space, tuner.seed,
         left=lambda: tuner.spending.left,
@@ -266,7 +239,7 @@ def search_nest(strategy: str, tuner: Tuner, space: str) -> tuple[Schedule, Post
 class Interrupted(KeyboardInterrupt):
     """An interrupt in the middle of a search, with the best so far and its samples."""
 
-    def __init__(self, schedule: Schedule, posterior: Posterior) -> None:
+    def __init__(self, schedule: Schedule, posterior: Posterior | None) -> None:
         super().__init__("interrupted")
         self.schedule = schedule
         self.posterior = posterior

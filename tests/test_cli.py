@@ -7,8 +7,10 @@ import json
 import pytest
 
 from looptune import bench, cli, measure
+from looptune.errors import VerificationError
 from looptune.host import host_isas, host_target
 from looptune.measure import Samples, interleave, python_sampler, ratio
+from looptune.oracle import Oracle
 from looptune.runtime.call import call_path
 from looptune.target import TARGETS
 from looptune.workloads.suites import load
@@ -160,9 +162,9 @@ def test_bench_prints_a_table_and_fails_on_a_wrong_result(capsys, suite, monkeyp
     assert "not supported: ansor/SFM.0" in out
 
     def refuse(*_: object, **__: object) -> None:
-        raise bench.VerificationError("element [0] is wrong")
+        raise VerificationError("element [0] is wrong")
 
-    monkeypatch.setattr(bench, "verify", refuse)
+    monkeypatch.setattr(Oracle, "verify", refuse)
     code, out, _ = run(capsys, "bench", "--suite", str(suite))
     assert code == 1
     assert "WRONG: element [0] is wrong" in out

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import looptune
@@ -32,6 +33,7 @@ from looptune.database import (
 )
 from looptune.errors import DatabaseError
 from looptune.host import fingerprint
+from looptune.oracle import Oracle
 from looptune.schedule import parse_order
 from looptune.target import TARGETS
 from looptune.workloads import conv2d, fuse, matmul
@@ -117,8 +119,17 @@ def test_export_and_import(store: Database, tmp_path: Path) -> None:
     lines = list(exported(store))
     assert all(json.loads(line)["schema"] == 1 for line in lines)
     other = Database(tmp_path / "other.sqlite3")
-    assert other.add(imported(["", *lines])) == 2
+    assert other.take(imported(["", *lines])) == 2
     assert other.records() == store.records()
+
+
+def test_what_is_taken_over_again_adds_nothing(store: Database) -> None:
+    store.add([RECORD])
+    store.take(imported(exported(store)))
+    store.take([replace(RECORD, n=3, mean=9.0)])
+    assert store.records() == [RECORD]
+    store.take([replace(RECORD, n=40, mean=0.05)])
+    assert [(record.n, record.mean) for record in store.records()] == [(40, 0.05)]
 
 
 def line(**changes: object) -> str:
@@ -185,9 +196,45 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    Database(tmp_path / "new" / FILE)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "new" / FILE).stat().st_mode & 0o777 == 0o600
+    path = default_database().path
+    assert path == tmp_path / "cache" / FILE
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["text", "another program's", "export"])
+def test_a_file_that_is_not_ours_is_left_as_it_is(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    if kind == "another program's":
+        handle = sqlite3.connect(path)
+        handle.execute("CREATE TABLE letters (text)")
+        handle.close()
+    else:
+        path.write_text("dear reader\n" if kind == "text" else line())
+    before, mode = path.read_bytes(), path.stat().st_mode
+    for use in (Database, lambda p: looptune.optimize("i->", sizes={"i": 3}, database=p)):
+        with pytest.raises(DatabaseError, match="no database of looptune's"):
+            use(path)
+    assert (path.read_bytes(), path.stat().st_mode) == (before, mode)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_corrupt_one_of_ours_is_moved_aside_under_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    store = Database(path)
+    store.add([RECORD])
+    store.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[100:] = b"x" * (len(damaged) - 100)
+    path.write_bytes(damaged)
+    assert Database(path).records() == []
+    assert any(p.name.startswith("mine.corrupt") for p in tmp_path.iterdir())
+
+
+def test_a_directory_that_is_absent_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="unable to open"):
+        Database(tmp_path / "absent" / "a.sqlite3")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_the_users_database_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -285,15 +332,13 @@ def test_a_record_that_gives_wrong_results_is_not_used(
 ) -> None:
     store = Database(tmp_path / FILE)
     store.add([RECORD])
-    real, calls = looptune.tune.run_kernel, []
+    real, calls = Oracle.run, []
 
-    def wrong_once(kernel: looptune.Kernel, *arguments: object) -> None:
+    def wrong_once(oracle: Oracle, kernel: looptune.Kernel) -> np.ndarray:
         calls.append(kernel)
-        real(kernel, *arguments)  # type: ignore[arg-type]
-        if len(calls) == 1:
-            arguments[1][0, 0] += 1  # type: ignore[index]
+        return real(oracle, kernel) + (len(calls) == 1)
 
-    monkeypatch.setattr(looptune.tune, "run_kernel", wrong_once)
+    monkeypatch.setattr(Oracle, "run", wrong_once)
     with caplog.at_level(logging.WARNING, "looptune"):
         kernel = looptune.optimize("mk,kn->mn", m=48, k=32, n=64, target="avx2", database=store)
     assert kernel.origin == "default"

@@ -32,7 +32,7 @@ def test_info_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["records"], found["this_machine"]) == (1, 1, 1)
     assert main(["db", "list", "--database", str(path)]) == 0
-    assert "+10.0 %" in capsys.readouterr().out
+    assert "+10.5 %" in capsys.readouterr().out
     assert main(["db", "list", "--database", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"][0]["n"] == 15
 

@@ -7,7 +7,7 @@ import pytest
 from test_lower import nest_of
 
 import looptune
-from looptune import tune, workloads
+from looptune import workloads
 from looptune.errors import (
     ScheduleError,
     SpecError,
@@ -16,6 +16,7 @@ from looptune.errors import (
     VerificationError,
 )
 from looptune.host import host_isas
+from looptune.oracle import Oracle
 from looptune.schedule import Schedule, parse_order
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
@@ -97,21 +98,14 @@ def test_compile_takes_a_schedule_of_ones_own():
 
 
 def test_wrong_kernels_are_never_returned(monkeypatch):
-    real = tune.build
+    real = Oracle.run
 
-    def broken(plan, schedules, *arguments, **options):
-        kernel = real(plan, schedules, *arguments, **options)
+    def without_the_last_row(oracle, kernel):
+        found = real(oracle, kernel)
+        found[-1] = 0
+        return found
 
-        def skips_the_last_row(*inputs, out):
-            kernel(*inputs, out=out)
-            out[-1] = 0
-
-        monkeypatch.setattr(
-            tune, "run_kernel", lambda _, inputs, out: skips_the_last_row(*inputs, out=out)
-        )
-        return kernel
-
-    monkeypatch.setattr(tune, "build", broken)
+    monkeypatch.setattr(Oracle, "run", without_the_last_row)
     with pytest.raises(VerificationError, match=r"element \[7, "):
         looptune.optimize(SPEC, m=8, n=8, k=8)
 

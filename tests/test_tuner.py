@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ from looptune.database import Database
 from looptune.errors import ArgumentTypeError, UnsupportedHostError
 from looptune.host import host_target
 from looptune.measure import (
+    ROUNDS,
     Posterior,
     Samples,
     compare,
     compare_samplers,
-    paired,
     rotating_arrays,
     student,
 )
@@ -60,13 +61,25 @@ def test_students_quantile(freedom: int, quantile: float) -> None:
 
 
 def test_an_a_a_test_says_within_noise() -> None:
-    """The same distribution twice: 95 % of the intervals hold 0."""
+    """The same distribution twice, through all that `compare` does: 95 % of intervals hold 0."""
     told = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)
-        a, b = (Samples(tuple(np.exp(0.02 * rng.standard_normal(15)))) for _ in range(2))
-        told += paired(a, b).verdict != "within noise"
-    assert 5 <= told <= 40
+        twins = {"anchor": drawn(rng, 1.0, 0.02), "twin": drawn(rng, 1.0, 0.02)}
+        told += compare_samplers(twins, seconds=0.0)["twin"].verdict != "within noise"
+    assert 8 <= told <= 34
+
+
+def test_of_many_equals_few_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finalists of a search, all as fast as the anchor: the best of them is timed alone."""
+    rng = np.random.default_rng(0)
+    tuner = Tuner(NEST, host_target(), 1, Spending(1.0, None, Ticks(0.0), 0.0))
+    monkeypatch.setattr(tuning, "rotating_sampler", lambda *_: drawn(rng, 1.0, 0.02))
+    quick = tuning.compare_samplers
+    monkeypatch.setattr(tuning, "compare_samplers", lambda s, **_: quick(s, seconds=0.0))
+    leaders = [parse_order(NEST, f"m:{rows} n:16 k m n", "n") for rows in (2, 4, 8)]
+    wins = sum(tuner.final(leaders)[1] is not None for _ in range(100))
+    assert wins <= 9  # 2.5 % of them, as good as surely
 
 
 def test_faster_slower_and_noisy() -> None:
@@ -77,7 +90,7 @@ def test_faster_slower_and_noisy() -> None:
             "slow": drawn(rng, 1.3, 0.01), "same": drawn(rng, 1.0, 0.01),
             "wild": drawn(rng, 1.0, 2.0),
         },
-        seconds=0.05, clock=Ticks(),
+        seconds=0.05,
     )  # fmt: skip
     assert [found[name].verdict for name in ("fast", "slow")] == ["faster", "slower"]
     assert found["fast"].mean == pytest.approx(math.log(1 / 0.8), abs=0.02)
@@ -86,18 +99,11 @@ def test_faster_slower_and_noisy() -> None:
     assert Posterior(1, 0.5, 0.0).verdict == "within noise"
 
 
-def test_comparing_goes_on_until_all_is_told_or_the_time_is_over() -> None:
+def test_the_rounds_are_fixed_beforehand() -> None:
     rng = np.random.default_rng(1)
-    clear = compare_samplers(
-        {"a": drawn(rng, 1.0, 0.01), "b": drawn(rng, 0.5, 0.01)}, seconds=1.0, clock=Ticks()
-    )
-    assert clear["b"].n == 15
-    clock = Ticks(0.1)
-    level = compare_samplers(
-        {"a": drawn(rng, 1.0, 0.05), "b": drawn(rng, 1.0, 0.05)}, seconds=1.0, clock=clock
-    )
-    assert level["b"].n > 15 or level["b"].verdict != "within noise"
-    assert clock.now < 3
+    for ratio in (0.5, 1.0):
+        pair = {"a": drawn(rng, 1.0, 0.05), "b": drawn(rng, ratio, 0.05)}
+        assert compare_samplers(pair, seconds=0)["b"].n == ROUNDS
 
 
 def test_compare_kernels() -> None:
@@ -143,11 +149,8 @@ def test_every_strategy_measures_within_its_budget(strategy: str) -> None:
     assert report.verified
     assert kernel.origin == strategy
     (choice,) = report.choices
-    assert choice.posterior is not None
-    assert (
-        choice.posterior.verdict == "faster"
-        or choice.schedule == looptune.optimize(PLAN, database=None).schedule
-    )
+    won = choice.schedule != looptune.default.default_schedule(NEST, host_target())
+    assert (choice.posterior is not None) == won
 
 
 def test_a_deadline_ends_a_search_with_the_best_so_far() -> None:
@@ -158,7 +161,6 @@ def test_a_deadline_ends_a_search_with_the_best_so_far() -> None:
     chosen = choosing.choose(NEST, options)
     assert 0 < chosen.tried < 60
     assert clock.now < 4.0
-    assert chosen.posterior is not None
 
 
 def test_no_time_at_all_gives_the_default() -> None:
@@ -239,16 +241,9 @@ def test_a_fast_but_wrong_candidate_has_no_value(
 
     def build(
         plan: looptune.Plan, schedules: list[Schedule], *args: object, **kw: object
-    ) -> Kernel:
+    ) -> object:
         kernel = real(plan, schedules, *args, **kw)  # type: ignore[arg-type]
-        if schedules[0].identity == lazy.identity:
-            kernel.checked = lambda *inputs, out=None: out  # type: ignore[method-assign]
-            kernel.entry = type("Idle", (), {
-                "seconds": lambda *_: 1e-9, "run_pointers": lambda *_: None, "threads": 1,
-                "__call__": lambda *_, out: out,
-            })()  # fmt: skip
-            kernel = Lazy(kernel)  # type: ignore[assignment]
-        return kernel
+        return Lazy(kernel) if schedules[0].identity == lazy.identity else kernel
 
     monkeypatch.setattr(tuning, "build", build)
     monkeypatch.setitem(STRATEGIES, "greedy1", lambda search: search.value(lazy))
@@ -263,10 +258,27 @@ class Lazy:
     """A kernel that does nothing, in no time."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.plan, self.boundaries = kernel.plan, kernel.boundaries
+        self.plan, self.boundaries, self.stages = kernel.plan, kernel.boundaries, kernel.stages
 
     def __call__(self, *inputs: object, out: object) -> object:
         return out
+
+
+def test_what_has_the_anchors_code_is_the_anchor() -> None:
+    """Two identities, one code: a loop around whole vectors of the tile, and the tile itself."""
+    target = replace(host_target("avx2"), cache_bytes=(1 << 15, 1 << 20, 1 << 25))
+    nest = matmul(4, 8, 64).nests[0]
+    tuner = Tuner(nest, target, 1, Spending(None, None, Ticks(), 0.0))
+    tuner.anchor_schedule = parse_order(nest, "k m n", "n")
+    tuner.anchor = tuning.build(tuner.plan, [tuner.anchor_schedule], target)
+    twin = parse_order(nest, "m k n", "n")
+    other = parse_order(nest, "k:16 k m n", "n")
+    assert tuner.kernel_of(tuner.anchor_schedule) is tuner.anchor
+    assert tuner.kernel_of(other) is not tuner.anchor
+    assert twin.identity != tuner.anchor_schedule.identity
+    assert tuner.kernel_of(twin) is tuner.anchor
+    assert tuner(twin) == 0.0
+    assert tuner.final([twin, tuner.anchor_schedule]) == (tuner.anchor_schedule, None)
 
 
 def test_a_time_under_the_roofline_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

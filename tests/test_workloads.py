@@ -234,7 +234,7 @@ ONE = Dim(4, 1, (1,))
         (lambda: nest((operand(ONE, "float64"),)), "is float64 in a float32 nest"),
         (lambda: nest((operand(ONE),), out=Dim(3, 1, (1,))), "leave its shape"),
         (lambda: nest((operand(ONE),), out=Dim(4, 0, (1,))), "write one element"),
-        (lambda: nest((operand(ONE),), reduce=True), "reduction axis i appears in output"),
+        (lambda: nest((operand(ONE),), reduce=True), "reduction axis i appears in out, the output"),
         (lambda: Plan((), (), TENSOR, (TENSOR,)), "share a name"),
         (lambda: Plan((nest((operand(ONE),)),), (), TENSOR), "has no tensor 'out'"),
     ],

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from looptune.errors import LoweringError
-from looptune.ir import IDENTITY, Nest
+from looptune.ir import IDENTITY, Nest, without_reductions
 from looptune.lower.form import Form, form_of
 from looptune.lower.nest import (
     Ops,
@@ -117,7 +117,7 @@ def empty_reduction(nest: Nest, target: Target) -> Program:
     the epilogue."""
     if nest.accumulate and not nest.epilogue:
         return program(nest, target, (), Registers(), 0, 1)
-    kept = tuple(axis if not axis.reduction else replace(axis, extent=1) for axis in nest.axes)
+    kept = without_reductions(nest.axes)
     old = replace(nest.output, name="old")
     alone = replace(nest, axes=kept, inputs=(old,), accumulate=False)
     loops = tuple(Loop(axis) for axis in range(len(kept)))

@@ -182,6 +182,18 @@ def check_out(out: np.ndarray, inputs: Sequence[np.ndarray], names: Sequence[str
             )
 
 
+def checked_pointers(
+    arguments: Plan | Arguments, inputs: Sequence[np.ndarray], out: np.ndarray
+) -> tuple[int, ...]:
+    """Addresses of output and inputs; raises a typed error for what the code does not take."""
+    names = [f"input {i} ({tensor.name})" for i, tensor in enumerate(arguments.inputs)]
+    for tensor, array, name in zip(arguments.inputs, inputs, names, strict=True):
+        check_argument(tensor, array, name)
+    check_argument(arguments.output, out, "out")
+    check_out(out, inputs, names)
+    return (out.ctypes.data, *(array.ctypes.data for array in inputs))
+
+
 def shares_memory(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays share an element; taken for true where that is too costly to tell."""
     try:

@@ -18,11 +18,11 @@ from looptune.host import runs
 from looptune.ir import Plan
 from looptune.program import Program
 from looptune.runtime.call import (
+    Arguments,
     CtypesEntry,
     Step,
     as_array,
-    check_argument,
-    check_out,
+    checked_pointers,
     empty_output,
     layout_of,
     like,
@@ -107,10 +107,7 @@ class Kernel(Base):  # type: ignore[misc]
 
     def load(self, native: bool) -> None:
         """Install the code and choose the call path."""
-        steps = [Step(install(s.code), s.tensors, s.trips, s.private_bytes) for s in self.stages]
-        self.steps = steps  # keeps the code alive
-        layout = layout_of(self.plan, max((s.scratch_bytes for s in self.stages), default=0))
-        self.entry = make_entry(self.plan, steps, layout, native)
+        self.entry, self.steps = loaded(self.plan, self.stages, native)
         self.entry.threads = self.threads
         if not isinstance(self.entry, CtypesEntry):
             self.bind(self.entry)
@@ -171,12 +168,7 @@ class Kernel(Base):  # type: ignore[misc]
 
     def pointers(self, inputs: Sequence[np.ndarray], out: np.ndarray) -> tuple[int, ...]:
         """Checked addresses of output and inputs."""
-        names = [f"input {i} ({tensor.name})" for i, tensor in enumerate(self.plan.inputs)]
-        for tensor, array, name in zip(self.plan.inputs, inputs, names, strict=True):
-            check_argument(tensor, array, name)
-        check_argument(self.plan.output, out, "out")
-        check_out(out, inputs, names)
-        return (out.ctypes.data, *(array.ctypes.data for array in inputs))
+        return checked_pointers(self.plan, inputs, out)
 
     if native is None:
         __call__ = checked
@@ -241,6 +233,15 @@ class Kernel(Base):  # type: ignore[misc]
                 )
         actions = tuple(schedule.actions for schedule in self.schedules)
         return rebuild, (self.plan, actions, self.target, self.origin, self.threads)
+
+
+def loaded(
+    arguments: Plan | Arguments, stages: Sequence[Stage], native: bool
+) -> tuple[Any, list[Step]]:
+    """What runs the stages over the arguments, and the installed code, to be kept as long."""
+    steps = [Step(install(s.code), s.tensors, s.trips, s.private_bytes) for s in stages]
+    layout = layout_of(arguments, max((s.scratch_bytes for s in stages), default=0))
+    return make_entry(arguments, steps, layout, native), steps
 
 
 def out_array(out: object) -> np.ndarray:

@@ -1,0 +1,43 @@
+"""Whether a kernel is right: run on random operands, its output poisoned, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from looptune.dtypes import poison
+from looptune.ir import Plan
+from looptune.measure import empty_as, random_arrays
+from looptune.reference import Check, check, compare, expectation, insist, whole_is_cheap
+from looptune.runtime.kernel import Kernel
+
+
+class Oracle:
+    """Verifies kernels of one plan; the reference's result is computed once where it is cheap.
+
+    `arrays` are the operands, uniform in [-1, 1) or over all int8, drawn from `seed`.
+    """
+
+    def __init__(self, plan: Plan, seed: int = 0) -> None:
+        self.plan = plan
+        self.arrays = random_arrays(plan, seed)
+        self.seed = seed
+        self.whole = expectation(plan, self.arrays) if whole_is_cheap(plan) else None
+
+    def verify(self, kernel: Kernel) -> None:
+        """Raise `VerificationError` unless the kernel's result is the reference's."""
+        insist(self.checked(kernel, self.run(kernel)))
+
+    def run(self, kernel: Kernel) -> np.ndarray:
+        """What the kernel, called as users do, makes of a poisoned output."""
+        out = empty_as(self.plan.output)
+        given = self.arrays[self.plan.output.name]
+        out[...] = given if self.plan.accumulates else poison(self.plan.dtype)
+        kernel(*(self.arrays[tensor.name] for tensor in self.plan.inputs), out=out)
+        return out
+
+    def checked(self, kernel: Kernel, result: np.ndarray) -> Check:
+        """The result against the reference; where that is sampled, at the kernel's boundaries."""
+        if self.whole is not None:
+            return compare(self.plan, np.asarray(result, np.float64), *self.whole)
+        at = kernel.boundaries
+        return check(self.plan, self.arrays, result, boundaries=at, seed=self.seed)
