@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from looptune.tune import Budget, compile, optimize
 
 __version__ = "0.1.0"
+
+# A wheel nests `envs` and the like here; a source checkout keeps them beside this package.
+if not (Path(__file__).parent / "envs").is_dir():
+    __path__.append(str(Path(__file__).parents[1]))
 
 # Name -> the module that has it: loaded on first use, so that importing looptune stays cheap.
 _HOMES = {
