@@ -31,8 +31,7 @@ from looptune.default import (
 from looptune.errors import ScheduleError
 from looptune.graph import AXES, CANDIDATES, OPERANDS, ActionTable
 from looptune.ir import Nest
-from looptune.lower.form import register_budget
-from looptune.prices import Candidate, Prices, cycles
+from looptune.prices import Candidate, cycles
 from looptune.schedule import (
     Loop,
     Schedule,
@@ -55,11 +54,10 @@ WORTHWHILE = 2.0  # times the cheapest candidate: beyond that a tile is not on o
 
 @dataclass(frozen=True)
 class Tile:
-    """A candidate with its predicted cycles, and the prices they follow from."""
+    """A candidate with its predicted cycles."""
 
     option: Candidate
     cycles: float
-    prices: Prices
 
 
 @lru_cache(maxsize=256)
@@ -75,8 +73,8 @@ def tiles_on_offer(nest: Nest, target: Target) -> tuple[Tile, ...]:
             price = cycles(nest, prices, option.vector, dict(tile))
             known = found.get((option.vector, tile))
             if known is None or price < known.cycles:
-                made = Tile(replace(option, tile=tile), price, prices)
-                found[option.vector, tile] = made
+                found.pop((option.vector, tile), None)  # equal prices stay in the order found
+                found[option.vector, tile] = Tile(replace(option, tile=tile), price)
                 least = min(least, price)
     order = sorted(found.values(), key=lambda tile: tile.cycles)
     return tuple(tile for tile in order[:CANDIDATES] if tile.cycles <= WORTHWHILE * least)
@@ -308,15 +306,15 @@ class Construction:
         outermost loop that does not move it."""
         nest, operand = schedule.nest, schedule.nest.operands[number]
         for at, loop in enumerate(schedule.loops):
-            still = nest.axes[loop.axis].reduction if number == 0 else not operand.stride_of(
-                loop.axis
+            still = (
+                nest.axes[loop.axis].reduction if number == 0 else not operand.stride_of(loop.axis)
             )
             if still and schedule.trips(at) > 1:
                 return at - 1 if at else "root"
         return "root"
 
     def name_of(self, action: int) -> str:
-        """An action in words, such as `tile n:16 m:6`, `k x4`, `pack b`, `stop`."""
+        """An action in words, such as `tile n:16 m:6`, `k x4`, `pack b`, `leave b`, `stop`."""
         if action == STOP:
             return "stop"
         names = [axis.name for axis in self.nest.axes]
@@ -324,7 +322,9 @@ class Construction:
             option = self.offers[action].option
             return "tile " + " ".join(f"{names[a]}:{size}" for a, size in option.tile)
         if action >= TABLE.operand_at:
-            return f"pack {self.nest.operands[action - TABLE.operand_at].name}"
+            number = action - TABLE.operand_at
+            packed = number in self.option.panels or (number == 0 and self.option.cached)
+            return f"{'leave' if packed else 'pack'} {self.nest.operands[number].name}"
         axis, kind = divmod(action - TABLE.axis_at, TABLE.axis)
         if kind == SHARE:
             return f"share {names[axis]}"

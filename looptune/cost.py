@@ -37,6 +37,10 @@ LANES_SUMMED = 10.0  # the lanes of an accumulator summed and one element stored
 EVERY_SECOND = 3.0  # port uses to read every second element
 WIDENED = 1.5  # on top, for a vector that is converted
 COPIED = {"unit": 0.35, "turned": 0.9, "gathered": 2.5}  # cycles an element of a copy
+COPIED_OUT = 1.0  # times as much for a write cache, copied to where the output is
+PIECES = 0.0  # cycles of a tile for every further length of its pieces: mispredicted branches
+SPLIT = 0.0  # port uses of a vector that straddles two cache lines, on top
+SEEN = 0.4  # of the shorter of arithmetic and traffic: the rest hides behind the longer
 WAKE = 8000.0  # cycles to share a loop among threads
 
 
@@ -52,7 +56,7 @@ class Cost:
     @property
     def cycles(self) -> float:
         """All of it; part of the traffic hides behind the arithmetic."""
-        busy = max(self.compute, self.traffic) + 0.4 * min(self.compute, self.traffic)
+        busy = max(self.compute, self.traffic) + SEEN * min(self.compute, self.traffic)
         return busy + self.copies + self.overhead
 
 
@@ -113,11 +117,12 @@ def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[flo
     others = [a for a in nest.spatial if a not in form.tile]
     outside = math.prod(sum(pieces[a].values()) for a in others)
     compute = overhead = 0.0
+    kinds = math.prod(len(pieces[axis]) for axis in nest.spatial)
     for lengths in product(*(pieces[axis].items() for axis in form.tile)):
         extents = {axis: length for axis, (length, _) in zip(form.tile, lengths, strict=True)}
         times = outside * visits * math.prod(many for _, many in lengths)
         compute += times * tile_cycles(form, extents, terms, revisited=visits > 1)
-        overhead += times * TILE_OVERHEAD
+        overhead += times * (TILE_OVERHEAD + PIECES * (kinds - 1))
     return compute, overhead
 
 
@@ -166,7 +171,17 @@ def vector_uses(form: Form, operand: Operand) -> float:
     """Port uses to read one vector of an operand."""
     stride = 0 if form.vector is None else operand.stride_of(form.vector)
     uses = {0: 1.0, 1: 1.0, 2: EVERY_SECOND}.get(stride, 1.5 * form.lanes)
+    if stride == 1 and straddles(form, operand):
+        uses += SPLIT * form.target.vector_bytes / LINE_BYTES
     return uses + (WIDENED if form.format_of(operand) else 0.0)
+
+
+def straddles(form: Form, operand: Operand) -> bool:
+    """Whether some vectors of an operand begin inside a cache line."""
+    line = LINE_BYTES // operand.item_bytes
+    return any(
+        operand.stride_of(axis) % line for axis in range(len(form.nest.axes)) if axis != form.vector
+    )
 
 
 def finish_cycles(form: Form, points: int, revisited: bool) -> float:
@@ -240,9 +255,10 @@ def copies_cost(form: Form) -> float:
     """Cycles of all packs."""
     total = 0.0
     for number, buffer in form.packed.root.items():
-        total += copy_cycles(form, form.packed.nest.operands[number], buffer.source)
+        times = COPIED_OUT if number == 0 else 1.0
+        total += times * copy_cycles(form, form.packed.nest.operands[number], buffer.source)
     for pack in form.packed.inner:
-        times = 1.0
+        times = COPIED_OUT if pack.number == 0 else 1.0
         for position, loop in enumerate(form.loops[: pack.depth]):
             times *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
         total += times * copy_cycles(form, pack.operand, pack.source)

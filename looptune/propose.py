@@ -1,0 +1,144 @@
+"""Constructions worth trying, found by a beam: on the cost model alone, or where a policy leads.
+
+The beam goes level by level over the decisions of `looptune.construct`. What each decision is
+worth, an `Expand` says: the cost model prices the schedule as it would be completed; a policy
+adds up the logarithms of its probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from looptune.construct import Construction
+from looptune.cost import predict
+from looptune.errors import LoweringError
+from looptune.ir import Nest
+from looptune.schedule import Schedule
+from looptune.target import Target
+
+WIDTH, BRANCH = 4, 3  # of the beam where a policy leads
+EXPERT_WIDTH, EXPERT_TILES = 6, 24
+Prior = Callable[[Sequence[Construction]], np.ndarray]  # (states, TABLE.size) log-probabilities
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A state and what leads to rank it."""
+
+    score: float
+    state: Construction
+
+
+Expand = Callable[[Sequence[Scored]], Iterable[Scored]]
+
+
+@dataclass
+class ModelValue:
+    """log(default / schedule) by the cost model, -inf for what cannot be lowered; remembered."""
+
+    nest: Nest
+    target: Target
+    threads: int = 1
+    known: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def base(self) -> float:
+        """Predicted cycles of the default schedule."""
+        default = Construction(self.nest, self.target, self.threads).schedule
+        return predict(default, self.target, self.threads).cycles
+
+    def __call__(self, schedule: Schedule) -> float:
+        """The value of a schedule."""
+        identity = schedule.identity
+        if identity not in self.known:
+            try:
+                cycles = predict(schedule, self.target, self.threads).cycles
+            except LoweringError:
+                cycles = math.inf
+            self.known[identity] = math.log(self.base / cycles) if cycles < math.inf else -math.inf
+        return self.known[identity]
+
+
+def beam(start: Construction, expand: Expand, width: int) -> list[Scored]:
+    """All states that a beam of `width` comes by, the best of each level expanded."""
+    level = [Scored(0.0, start)]
+    found = list(level)
+    while level:
+        options = list(expand([each for each in level if not each.state.done]))
+        found += options
+        level = sorted(options, key=lambda each: -each.score)[:width]
+    return found
+
+
+def by_model(value: ModelValue) -> Expand:
+    """Every decision but to stop, worth what the cost model says of the completed schedule."""
+
+    def expand(level: Sequence[Scored]) -> list[Scored]:
+        found: dict[str, Scored] = {}
+        for each in level:
+            legal = np.flatnonzero(each.state.mask[:-1])
+            for action in legal[:EXPERT_TILES] if each.state.tile is None else legal:
+                state = each.state.take(int(action))
+                schedule = state.schedule
+                key = f"{schedule.identity} {state.placed} {state.toggled}"
+                if key not in found:
+                    found[key] = Scored(value(schedule), state)
+        return list(found.values())
+
+    return expand
+
+
+def by_policy(prior: Prior, deadline: float, clock: Callable[[], float]) -> Expand:
+    """The most probable decisions of each state, until the deadline; then only the most probable
+    of the most probable state."""
+
+    def expand(level: Sequence[Scored]) -> list[Scored]:
+        if not level:
+            return []
+        late = clock() >= deadline
+        level = level[:1] if late else level
+        rows = prior([each.state for each in level])
+        found = []
+        for each, row in zip(level, rows, strict=True):
+            best = np.argsort(-row, kind="stable")[: 1 if late else BRANCH]
+            for action in best:
+                if each.state.mask[action]:
+                    found.append(Scored(each.score + float(row[action]), each.state.take(action)))
+        return found
+
+    return expand
+
+
+def expert(start: Construction, value: ModelValue) -> list[Scored]:
+    """Constructions by the cost model, the best first; of equal schedules the shortest."""
+    shortest: dict[str, Scored] = {}
+    for each in beam(start, by_model(value), EXPERT_WIDTH):
+        identity = each.state.schedule.identity
+        known = shortest.get(identity)
+        if known is None or each.state.steps < known.state.steps:
+            shortest[identity] = Scored(value(each.state.schedule), each.state)
+    return sorted(shortest.values(), key=lambda each: (-each.score, each.state.steps))
+
+
+def proposals(
+    start: Construction,
+    prior: Prior,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Construction]:
+    """Finished constructions that a policy leads to, the most probable first, no schedule twice.
+
+    The beam narrows to the most probable decision when `seconds` have passed.
+    """
+    expand = by_policy(prior, clock() + seconds, clock)
+    found: dict[str, Construction] = {}
+    ended = (each for each in beam(start, expand, WIDTH) if each.state.done)
+    for each in sorted(ended, key=lambda each: -each.score):
+        found.setdefault(each.state.schedule.identity, each.state)
+    return list(found.values())
