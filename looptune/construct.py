@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -23,15 +23,14 @@ from looptune.default import (
     lanes_last,
     padded_in,
     panelable,
-    priced_options,
     share,
     stream_bytes,
-    tiles,
 )
 from looptune.errors import ScheduleError
 from looptune.graph import AXES, CANDIDATES, OPERANDS, ActionTable
 from looptune.ir import Nest
-from looptune.prices import Candidate, cycles
+from looptune.offers import Tile, tiles_on_offer
+from looptune.prices import Candidate
 from looptune.schedule import (
     Loop,
     Schedule,
@@ -49,35 +48,6 @@ TABLE = ActionTable(candidates=CANDIDATES, axis=len(TRIPS) + 2, loop=0, operand=
 STOP = TABLE.world_at
 PARTS = 2  # loops over an axis that leave something to another
 HORIZON = 16
-WORTHWHILE = 2.0  # times the cheapest candidate: beyond that a tile is not on offer
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A candidate with its predicted cycles."""
-
-    option: Candidate
-    cycles: float
-
-
-@lru_cache(maxsize=256)
-def tiles_on_offer(nest: Nest, target: Target) -> tuple[Tile, ...]:
-    """Up to `CANDIDATES` pairs of vector axis and tile, the cheapest first, each with the packs
-    that make it so."""
-    found: dict[tuple[int, tuple[tuple[int, int], ...]], Tile] = {}
-    least = math.inf
-    for bound, prices, option in priced_options(nest, target):
-        if bound > WORTHWHILE * least:
-            break
-        for tile in tiles(nest, target, option.vector):
-            price = cycles(nest, prices, option.vector, dict(tile))
-            known = found.get((option.vector, tile))
-            if known is None or price < known.cycles:
-                found.pop((option.vector, tile), None)  # equal prices stay in the order found
-                found[option.vector, tile] = Tile(replace(option, tile=tile), price)
-                least = min(least, price)
-    order = sorted(found.values(), key=lambda tile: tile.cycles)
-    return tuple(tile for tile in order[:CANDIDATES] if tile.cycles <= WORTHWHILE * least)
 
 
 @dataclass(frozen=True)

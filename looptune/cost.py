@@ -62,10 +62,13 @@ class Cost:
 
 def predict(schedule: Schedule, target: Target, threads: int = 1) -> Cost:
     """The cost of a schedule; raises `LoweringError` where it is over a limit of the target."""
-    nest = schedule.nest
-    if nest.points == 0:
+    if schedule.nest.points == 0:
         return Cost(0.0, 0.0, 0.0, 1.0)
-    form = form_of(schedule, target)
+    return cost_of(form_of(schedule, target), threads)
+
+
+def cost_of(form: Form, threads: int = 1) -> Cost:
+    """The cost of a schedule in its form for registers."""
     pieces = pieces_at_scope(form)
     compute, overhead = tiles_cost(form, pieces)
     traffic = traffic_cost(form)
@@ -74,7 +77,7 @@ def predict(schedule: Schedule, target: Target, threads: int = 1) -> Cost:
     if form.parallel is None or threads < 2:
         return Cost(compute, traffic, copies, overhead)
     loop = form.loops[form.parallel]
-    trips = math.ceil(nest.axes[loop.axis].extent / loop.step)
+    trips = math.ceil(form.nest.axes[loop.axis].extent / loop.step)
     share = math.ceil(trips / threads) / trips
     return Cost(compute * share, traffic * share, copies, overhead * share + WAKE)
 

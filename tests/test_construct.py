@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from random_nests import random_nest
 
 from looptune.construct import (
     ALL,
@@ -17,7 +18,6 @@ from looptune.construct import (
     TRIPS,
     Construction,
     in_domain,
-    tiles_on_offer,
 )
 from looptune.cost import predict
 from looptune.default import default_schedule
@@ -25,12 +25,12 @@ from looptune.errors import LoweringError, ScheduleError, UnsupportedError
 from looptune.graph import AXES, CANDIDATES
 from looptune.host import host_isas
 from looptune.ir import Nest
+from looptune.offers import tiles_on_offer
 from looptune.schedule import replay
 from looptune.target import TARGETS
 from looptune.tune import compile
 from looptune.workloads import batched_matmul, conv2d, einsum, gemv, matmul
 from looptune.workloads.suites import load
-from random_nests import random_nest
 
 AVX2 = TARGETS["avx2"]
 
