@@ -27,9 +27,10 @@ from looptune.default import (
     stream_bytes,
 )
 from looptune.errors import ScheduleError
-from looptune.graph import AXES, CANDIDATES, OPERANDS, ActionTable
+from looptune.graph import CANDIDATES, ActionTable, Observation, observe
 from looptune.ir import Nest
-from looptune.offers import Tile, tiles_on_offer
+from looptune.offers import Tile, features, tiles_on_offer
+from looptune.outlook import outlook
 from looptune.prices import Candidate
 from looptune.schedule import (
     Loop,
@@ -283,6 +284,22 @@ class Construction:
                 return at - 1 if at else "root"
         return "root"
 
+    def observe(self) -> Observation:
+        """What a policy sees (`looptune.graph`): the schedule as it would be completed, how far
+        it is decided, the tiles on offer, and what the cost model makes of it."""
+        reach = dict(enumerate(self.reach if self.tile is not None else self.unreached))
+        return observe(
+            self.schedule, self.target, self.threads, self.mask,
+            steps_left=1 - self.steps / HORIZON, reach=reach,
+            candidates=features(self.nest, self.target) if self.offers else None,
+            outlook=outlook(self.schedule, self.target, self.threads),
+        )  # fmt: skip
+
+    @property
+    def unreached(self) -> tuple[int, ...]:
+        """Nothing is decided along any axis."""
+        return (1,) * len(self.nest.axes)
+
     def name_of(self, action: int) -> str:
         """An action in words, such as `tile n:16 m:6`, `k x4`, `pack b`, `leave b`, `stop`."""
         if action == STOP:
@@ -299,8 +316,3 @@ class Construction:
         if kind == SHARE:
             return f"share {names[axis]}"
         return f"{names[axis]}" if kind == ALL else f"{names[axis]} x{TRIPS[kind]}"
-
-
-def in_domain(nest: Nest) -> bool:
-    """Whether a nest fits the slots of axes and operands."""
-    return len(nest.axes) <= AXES and len(nest.operands) <= OPERANDS

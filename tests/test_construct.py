@@ -17,12 +17,11 @@ from looptune.construct import (
     TABLE,
     TRIPS,
     Construction,
-    in_domain,
 )
 from looptune.cost import predict
 from looptune.default import default_schedule
 from looptune.errors import LoweringError, ScheduleError, UnsupportedError
-from looptune.graph import AXES, CANDIDATES
+from looptune.graph import AXES, CANDIDATES, in_domain
 from looptune.host import host_isas
 from looptune.ir import Nest
 from looptune.offers import tiles_on_offer
