@@ -12,6 +12,7 @@ LooptuneError
 ├── UnsupportedHostError    this machine cannot run the kernel
 ├── ExecutableMemoryError   the operating system refused executable memory
 ├── DatabaseError      the database's file, or a line to import, is no use
+├── CheckpointError    a checkpoint's file, or a network's parameters, are no use
 ├── MeasurementError   a time that cannot be, or a worker that died
 └── VerificationError  a kernel's result differs from the reference
 """
@@ -63,6 +64,10 @@ class ExecutableMemoryError(LooptuneError):
 
 class DatabaseError(LooptuneError):
     """A database that cannot be opened, or a record that is not one."""
+
+
+class CheckpointError(LooptuneError):
+    """A checkpoint that cannot be read, or parameters that do not fit their architecture."""
 
 
 class MeasurementError(LooptuneError):
