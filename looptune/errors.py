@@ -13,6 +13,7 @@ LooptuneError
 ├── ExecutableMemoryError   the operating system refused executable memory
 ├── DatabaseError      the database's file, or a line to import, is no use
 ├── MeasurementError   a time that cannot be, or a worker that died
+├── CheckpointError    a policy's file that is no use
 └── VerificationError  a kernel's result differs from the reference
 """
 
@@ -71,3 +72,7 @@ class MeasurementError(LooptuneError):
 
 class VerificationError(LooptuneError):
     """A kernel's result is outside the error bound of the reference."""
+
+
+class CheckpointError(LooptuneError):
+    """A policy's file that is none, is damaged, or is of another version."""
