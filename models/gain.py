@@ -17,7 +17,6 @@ from looptune.construct import Construction
 from looptune.graph import CANDIDATE_FEATURES, MACHINE_FEATURES, fixed
 from looptune.offers import features as tile_features
 from looptune.outlook import FEATURES as OUTLOOK
-from looptune.outlook import outlook
 
 FEATURES = OUTLOOK + MACHINE_FEATURES + CANDIDATE_FEATURES + 4
 MEMBERS, HIDDEN = 5, 64
@@ -43,7 +42,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def described(state: Construction) -> np.ndarray:
     """What the model is told of a construction, float32 (FEATURES,)."""
     found = np.zeros(FEATURES, np.float32)
-    found[:OUTLOOK] = outlook(state.schedule, state.target, state.threads)
+    found[:OUTLOOK] = state.outlook
     machine = OUTLOOK + MACHINE_FEATURES
     found[OUTLOOK:machine] = fixed(state.nest, state.target, state.threads).world
     if state.offers:
