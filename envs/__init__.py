@@ -1,4 +1,19 @@
 """Gymnasium environments over schedules and what they cost or measure.
 
-`import looptune.envs` registers them with Gymnasium, which the extra `envs` installs.
+Importing this registers `looptune/LoopTune-v0`, the paper's, `looptune/LoopNest-v0`, our
+primitives, and `looptune/Construct-v0`, which the shipped policy is trained on.
 """
+
+try:
+    from gymnasium.envs.registration import register
+except ImportError as missing:
+    raise ImportError(
+        "looptune.envs needs gymnasium: pip install 'looptune[envs]' brings it"
+    ) from missing
+
+ENVIRONMENTS = {
+    "looptune/Construct-v0": "looptune.envs.construct:ConstructEnv",
+}
+
+for name, place in ENVIRONMENTS.items():
+    register(name, entry_point=place, nondeterministic=True, disable_env_checker=True)

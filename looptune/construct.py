@@ -30,7 +30,7 @@ from looptune.errors import ScheduleError
 from looptune.graph import CANDIDATES, ActionTable, Observation, observe
 from looptune.ir import Nest
 from looptune.offers import Tile, features, tiles_on_offer
-from looptune.outlook import outlook
+from looptune.outlook import outlook, worth
 from looptune.prices import Candidate
 from looptune.schedule import (
     Loop,
@@ -292,8 +292,18 @@ class Construction:
             self.schedule, self.target, self.threads, self.mask,
             steps_left=1 - self.steps / HORIZON, reach=reach,
             candidates=features(self.nest, self.target) if self.offers else None,
-            outlook=outlook(self.schedule, self.target, self.threads),
+            outlook=self.outlook,
         )  # fmt: skip
+
+    @cached_property
+    def outlook(self) -> np.ndarray:
+        """What is known of the schedule without running it (`looptune.outlook`)."""
+        return outlook(self.schedule, self.target, self.threads)
+
+    @property
+    def worth(self) -> float | None:
+        """log(default's / schedule's predicted time); None if it cannot be lowered."""
+        return worth(self.outlook)
 
     @property
     def unreached(self) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ LooptuneError
 ├── UnsupportedHostError    this machine cannot run the kernel
 ├── ExecutableMemoryError   the operating system refused executable memory
 ├── DatabaseError      the database's file, or a line to import, is no use
-├── CheckpointError    a checkpoint's file, or a network's parameters, are no use
 ├── MeasurementError   a time that cannot be, or a worker that died
+├── CheckpointError    a policy's file that is no use
 └── VerificationError  a kernel's result differs from the reference
 """
 
@@ -66,13 +66,13 @@ class DatabaseError(LooptuneError):
     """A database that cannot be opened, or a record that is not one."""
 
 
-class CheckpointError(LooptuneError):
-    """A checkpoint that cannot be read, or parameters that do not fit their architecture."""
-
-
 class MeasurementError(LooptuneError):
     """A measurement that failed: a time under the roofline's, a worker that died or hung."""
 
 
 class VerificationError(LooptuneError):
     """A kernel's result is outside the error bound of the reference."""
+
+
+class CheckpointError(LooptuneError):
+    """A policy's file that is none, is damaged, or is of another version."""

@@ -43,6 +43,11 @@ def outlook(schedule: Schedule, target: Target, threads: int = 1) -> np.ndarray:
     return np.clip(found, -6.0, 6.0, out=found)
 
 
+def worth(found: np.ndarray) -> float | None:
+    """The cost model's log(default's time / schedule's time) in an outlook; None for zeros."""
+    return float(-found[1]) if found[0] else None
+
+
 @lru_cache(maxsize=1024)
 def reference(nest: Nest, target: Target, threads: int) -> tuple[Cost, tuple[float, ...]]:
     """The default schedule's cost and form."""

@@ -1,158 +1,133 @@
-"""The policy's network in torch, for training: GINE convolutions over the graphs of a batch."""
+"""The policy's network in torch, its layers from torch-geometric."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, relu
-from torch_geometric.nn import GINEConv, global_max_pool, global_mean_pool
+from torch_geometric.nn import GINEConv
 
-from looptune.graph import EDGE_FEATURES
+from looptune.graph import AXES, LOOPS, NODES
+from looptune.models.architecture import ILLEGAL, SLOTS, Architecture
 
-from .architecture import ILLEGAL, SLOTS, Architecture
-
-Encoded = tuple[Tensor, Tensor]
+PLACES = {"axis": slice(0, AXES), "loop": slice(AXES, AXES + LOOPS), "operand": slice(-6, None)}
+assert NODES == AXES + LOOPS + 6
+SMALL = 0.01  # of the last layer's weights: a new policy is nearly even
 
 
 class PolicyNetwork(nn.Module):
-    """Logits of the actions and the value of a batch of observations.
+    """Logits (batch, actions), the illegal ones at `ILLEGAL`, and values (batch,).
 
-    Observations are dicts of tensors as `looptune.graph.shapes` says, with a leading axis of the
-    batch, of any numeric dtype; arrays of edges may be shorter than EDGES. `seed` decides on the
-    initial parameters.
+    Observations are those of `looptune.graph`, stacked, as tensors.
     """
 
-    def __init__(self, architecture: Architecture, seed: int = 0) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.architecture = architecture
-        layered = {f"layer{at}" for at in range(architecture.layers)}
-        self.dense = nn.ModuleDict(
-            {
-                name: nn.Linear(columns, rows)
-                for name, (rows, columns) in architecture.linears.items()
-                if name.partition("_")[0] not in layered
-            }
-        )
-        wide = architecture.hidden
-        self.convolutions = nn.ModuleList(
+        sizes = architecture.parameters
+        self.linears = nn.ModuleDict()
+        for name in sizes:
+            if name.endswith(".weight"):
+                outputs, inputs = sizes[name]
+                self.linears[name[:-7].replace(".", "_")] = nn.Linear(inputs, outputs)
+        for name in architecture.heads:
+            outer = self.linears[f"{name}_outer"]
+            assert isinstance(outer, nn.Linear)
+            scale = 1.0 if name == "value" else SMALL
+            nn.init.orthogonal_(outer.weight, scale)
+            nn.init.zeros_(outer.bias)
+        self.layers = nn.ModuleList(
             GINEConv(
-                nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, wide)),
-                edge_dim=EDGE_FEATURES,
+                nn.Sequential(
+                    self.linears[f"layer{layer}_inner"],
+                    nn.ReLU(),
+                    self.linears[f"layer{layer}_outer"],
+                ),
+                edge_dim=None,
             )
-            for _ in range(architecture.layers)
+            for layer in range(architecture.layers)
         )
-        self.initialise(seed)
 
-    def linears(self) -> dict[str, nn.Linear]:
-        """The linear maps by the architecture's names."""
-        found: dict[str, Any] = dict(self.dense.items())
-        for at, layer in enumerate(cast("list[Any]", self.convolutions)):
-            found[f"layer{at}_edge"] = layer.lin
-            found[f"layer{at}_first"], found[f"layer{at}_second"] = layer.nn[0], layer.nn[2]
-        return {name: found[name] for name in self.architecture.linears}
-
-    def linear(self, name: str) -> nn.Linear:
-        """A linear map outside of the layers."""
-        return cast(nn.Linear, self.dense[name])
-
-    def initialise(self, seed: int) -> None:
-        """Orthogonal weights, and policy heads so small that all legal actions start alike."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, module in self.linears().items():
-            policy = name.endswith("_second") and not name.startswith(("layer", "value"))
-            gain = 0.01 if policy else 1.0 if name == "value_second" else math.sqrt(2)
-            nn.init.orthogonal_(module.weight, gain, generator=generator)
-            nn.init.zeros_(module.bias)
-
-    def encode(self, observations: Mapping[str, Tensor]) -> Encoded:
-        """States of the nodes (B, NODES, hidden), zero where there is none, and of the graphs
-        (B, hidden)."""
-        alive = observations["node_mask"] > 0
-        batch, slots = alive.shape
-        world = relu(self.linear("world_input")(observations["world"].float()))
-        features = observations["nodes"].float()
-        inputs = [self.linear(f"{kind}_input")(features[:, at]) for kind, at in SLOTS.items()]
-        graph_of, _ = alive.nonzero(as_tuple=True)
-        nodes = torch.cat(inputs, 1)[alive] + world[graph_of]
-
-        offsets = slots * torch.arange(batch, device=alive.device)
-        ends = observations["edges"].long() + offsets[:, None, None]
-        flat = alive.flatten()
-        kept = (observations["edge_mask"] > 0) & flat[ends].all(1)
-        number = flat.cumsum(0) - 1
-        pairs = number[ends.transpose(0, 1)[:, kept]]
-        edges = observations["edge_features"][kept].float()
-        for layer in self.convolutions:
-            nodes = nodes + relu(layer(nodes, pairs, edges))
-
-        pooled = [
-            global_mean_pool(nodes, graph_of, batch),
-            global_max_pool(nodes, graph_of, batch),
-        ]
-        graphs = relu(self.linear("graph")(torch.cat([*pooled, world], 1)))
-        padded = nodes.new_zeros((batch, slots, nodes.shape[1]))
-        padded[alive] = nodes
-        return padded, graphs
-
-    def logits(self, observations: Mapping[str, Tensor], encoded: Encoded) -> Tensor:
-        """Logits (B, actions) of observations encoded before, `ILLEGAL` where masked."""
-        nodes, graphs = encoded
-        legal = observations["action_mask"] > 0
-        table = self.architecture.table
-        parts = []
-        if table.candidates:
-            offered = observations["candidates"][:, : table.candidates].float()
-            allowed = legal[:, : table.candidates, None]
-            parts.append(self.head("candidate", offered, graphs, allowed))
-        for kind, (first, actions) in self.architecture.node_heads.items():
-            states = nodes[:, SLOTS[kind]]
-            slots = states.shape[1]
-            allowed = legal[:, first : first + slots * actions].view(-1, slots, actions)
-            parts.append(self.head(kind, states, graphs, allowed))
-        if table.world:
-            parts.append(self.linear("world_second")(graphs))
-        return torch.cat(parts, 1).masked_fill(~legal, ILLEGAL)
-
-    def head(self, kind: str, states: Tensor, graphs: Tensor, allowed: Tensor) -> Tensor:
-        """Logits (B, slots * actions) of what is `allowed` (B, slots, actions), others any."""
-        graph_of, slot = allowed.any(2).nonzero(as_tuple=True)
-        chosen = states[graph_of, slot]
-        if kind == "candidate":
-            chosen = relu(self.linear("candidate_input")(chosen))
-        first, wide = self.linear(f"{kind}_first"), graphs.shape[1]
-        around = linear(graphs, first.weight[:, wide:], first.bias)
-        hidden = relu(linear(chosen, first.weight[:, :wide]) + around[graph_of])
-        whole = graphs.new_zeros(allowed.shape)
-        whole[graph_of, slot] = self.linear(f"{kind}_second")(hidden)
-        return whole.flatten(1)
-
-    def value(self, graphs: Tensor) -> Tensor:
-        """Values (B,) of encoded graphs (B, hidden)."""
-        hidden = relu(self.linear("value_first")(graphs))
-        return cast(Tensor, self.linear("value_second")(hidden)).squeeze(1)
-
-    def logits_and_value(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits (B, actions), `ILLEGAL` where masked, and values (B,), both float32."""
-        encoded = self.encode(observations)
-        return self.logits(observations, encoded), self.value(encoded[1])
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """A copy of the parameters as the architecture names them."""
-        found = {}
-        for name, module in self.linears().items():
-            found[f"{name}.weight"] = module.weight.detach().cpu().numpy().copy()
-            found[f"{name}.bias"] = module.bias.detach().cpu().numpy().copy()
+    def two(self, name: str, x: Tensor) -> Tensor:
+        """A head: two layers."""
+        hidden = torch.relu(self.linears[f"{name}_inner"](x))
+        found: Tensor = self.linears[f"{name}_outer"](hidden)
         return found
 
+    def encode(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Nodes (batch, NODES, hidden) and graphs (batch, hidden)."""
+        nodes = observation["nodes"].float()
+        batch = nodes.shape[0]
+        world = torch.relu(self.linears["encode_world"](observation["world"].float()))
+        parts = [self.linears[f"encode_{kind}"](nodes[:, PLACES[kind]]) for kind in SLOTS]
+        mask = observation["node_mask"].bool()
+        h = torch.relu(torch.cat(parts, 1) + world[:, None]) * mask[..., None]
+        flat = h.reshape(batch * NODES, -1)
+        graph, edge = observation["edge_mask"].bool().nonzero(as_tuple=True)
+        pairs = observation["edges"].long()[graph, :, edge].T + graph * NODES
+        features = observation["edge_features"].float()[graph, edge]
+        for number, layer in enumerate(self.layers):
+            told = self.linears[f"layer{number}_edge"](features)
+            flat = flat + torch.relu(layer(flat, pairs, told))
+        h = flat.reshape(batch, NODES, -1)
+        there = mask[..., None]
+        mean = (h * there).sum(1) / there.sum(1).clamp(min=1)
+        most = h.masked_fill(~there, -1e4).amax(1)
+        return h, torch.relu(self.linears["graph"](torch.cat([mean, most, world], 1)))
+
+    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits and values."""
+        h, graph = self.encode(observation)
+        return self.logits(observation, h, graph), self.value(graph)
+
+    def logits(self, observation: Mapping[str, Tensor], h: Tensor, graph: Tensor) -> Tensor:
+        """Logits (batch, actions) of encoded observations."""
+        heads = self.architecture.heads
+        found = []
+        if "candidate" in heads:
+            tiles = torch.relu(self.linears["encode_candidate"](observation["candidates"].float()))
+            wide = graph[:, None].expand(-1, tiles.shape[1], -1)
+            found.append(self.two("candidate", torch.cat([tiles, wide], -1)).flatten(1))
+        for kind in SLOTS:
+            if kind in heads:
+                mine = h[:, PLACES[kind]]
+                wide = graph[:, None].expand(-1, mine.shape[1], -1)
+                found.append(self.two(kind, torch.cat([mine, wide], -1)).flatten(1))
+        if "world" in heads:
+            found.append(self.two("world", graph))
+        return torch.cat(found, 1).masked_fill(~observation["action_mask"].bool(), ILLEGAL)
+
+    def value(self, graph: Tensor) -> Tensor:
+        """Values (batch,) of encoded graphs."""
+        return self.two("value", graph)[:, 0]
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of all parameters, as `Architecture.parameters` names them, float32."""
+        state = self.state_dict()
+        return {
+            name: state[torch_name(name)].detach().numpy().astype(np.float32).copy()
+            for name in self.architecture.parameters
+        }
+
     def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over parameters; raises `CheckpointError` if they are another architecture's."""
-        self.architecture.check(arrays)
+        """Take parameters as `state_arrays` gives them."""
         with torch.no_grad():
-            for name, module in self.linears().items():
-                module.weight.copy_(torch.from_numpy(arrays[f"{name}.weight"].copy()))
-                module.bias.copy_(torch.from_numpy(arrays[f"{name}.bias"].copy()))
+            own = self.state_dict()
+            for name in self.architecture.parameters:
+                own[torch_name(name)].copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+def torch_name(name: str) -> str:
+    """Where the module keeps a parameter."""
+    layer, _, kind = name.rpartition(".")
+    return f"linears.{layer.replace('.', '_')}.{kind}"
+
+
+def stacked(observations: list[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
+    """Observations as one batch of tensors."""
+    return {
+        name: torch.from_numpy(np.stack([each[name] for each in observations]))
+        for name in observations[0]
+    }

@@ -1,0 +1,191 @@
+"""What the environments over graphs share: episodes, masks, rewards, fork and undo.
+
+The reward is that of the last state, log(default's time / schedule's time) within [-2, 2], and on
+the way the change of the same by the cost model, the potential of Ng, Harada and Russell (ICML
+1999): at the end it is zero, so it moves no optimum.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from looptune.envs.problem import Problem, Problems, on_this_machine
+from looptune.envs.rewards import REWARDS, Gain, clipped, modelled
+from looptune.errors import ArgumentError
+from looptune.graph import ActionTable, Observation, in_domain, shapes
+from looptune.schedule import Schedule
+
+ILLEGAL_PENALTY = -0.05
+OPTIONS = ("nest", "target", "threads", "start")
+Info = dict[str, Any]
+
+
+class State(Protocol):
+    """A schedule on its way, and what may be done to it."""
+
+    @property
+    def mask(self) -> np.ndarray:
+        """int8 (actions,): which may be taken."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule if nothing else is done."""
+        ...
+
+    @property
+    def worth(self) -> float | None:
+        """The cost model's log(default / schedule); None if it cannot be lowered."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        ...
+
+    def take(self, action: int) -> Self:
+        """The next state."""
+        ...
+
+    def observe(self) -> Observation:
+        """What a policy sees."""
+        ...
+
+    def name_of(self, action: int) -> str:
+        """An action in words."""
+        ...
+
+
+def observation_space(table: ActionTable) -> spaces.Dict:
+    """The space of `looptune.graph`'s observations."""
+    found: dict[str, spaces.Space[Any]] = {}
+    for name, (shape, dtype) in shapes(table).items():
+        low, high = (0, 63) if dtype == "int64" else (0, 1) if dtype == "int8" else (-64.0, 64.0)
+        found[name] = spaces.Box(low, high, shape, np.dtype(dtype).type)
+    return spaces.Dict(found)
+
+
+class GraphEnv(gymnasium.Env[Observation, np.int64]):
+    """Base of `looptune/Construct-v0` and `looptune/LoopNest-v0`.
+
+    `problems` draws a `Problem` from a generator; `reset(options={"nest": ..., "target": ...,
+    "threads": ...})` sets one. `reward` is "model", "measured", or a function of problem and
+    schedule. An action that the mask forbids changes nothing and costs a little.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - as in the base class
+    table: ClassVar[ActionTable]
+
+    def __init__(
+        self,
+        problems: Problems = on_this_machine,
+        reward: str | Gain = "model",
+        shaping: bool = True,
+        render_mode: str | None = None,
+    ) -> None:
+        if isinstance(reward, str) and reward not in REWARDS:
+            raise ArgumentError(f"reward={reward!r}; one of {sorted(REWARDS)} would do")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ArgumentError(f"render_mode={render_mode!r}; 'ansi' or None would do")
+        self.problems = problems
+        self.gain: Gain = REWARDS[reward]() if isinstance(reward, str) else reward
+        self.shaping = shaping
+        self.render_mode = render_mode
+        self.action_space = spaces.Discrete(self.table.size)
+        self.observation_space = observation_space(self.table)
+        self.past: list[State] = []
+        self.taken: list[str] = []
+
+    def started(self, problem: Problem, options: Mapping[str, Any]) -> State:
+        """The first state of an episode."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        """Where the episode is."""
+        return self.past[-1]
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """A new episode. Raises `ArgumentError` for unknown options and nests without slots."""
+        super().reset(seed=seed)
+        options = options or {}
+        unknown = set(options) - set(OPTIONS)
+        if unknown:
+            raise ArgumentError(f"options {sorted(unknown)}; {list(OPTIONS)} would do")
+        self.problem = self.chosen(options)
+        if not in_domain(self.problem.nest):
+            raise ArgumentError(f"{self.problem.nest} has too many axes or operands to observe")
+        self.past, self.taken = [self.started(self.problem, options)], []
+        return self.state.observe(), {"action_mask": self.state.mask}
+
+    def chosen(self, options: Mapping[str, Any]) -> Problem:
+        """The problem of an episode: given, or drawn and changed as far as it is given."""
+        if "nest" in options and "target" in options:
+            return Problem(options["nest"], options["target"], options.get("threads", 1))
+        drawn = self.problems(self.np_random)
+        return Problem(
+            options.get("nest", drawn.nest), options.get("target", drawn.target),
+            options.get("threads", drawn.threads),
+        )  # fmt: skip
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, Info]:
+        """Take an action."""
+        number, before = int(action), self.state
+        if before.done or not (0 <= number < self.table.size and before.mask[number]):
+            info = {"action_mask": before.mask, "illegal": True}
+            return before.observe(), ILLEGAL_PENALTY, before.done, False, info
+        self.taken.append(before.name_of(number))
+        self.past.append(before.take(number))
+        info = {"action_mask": self.state.mask, "illegal": False}
+        reward = -self.potential(before)
+        if self.state.done:
+            gain = self.final_gain()
+            reward += clipped(gain)
+            info |= {"gain": gain, "schedule": self.state.schedule.order}
+        else:
+            reward += self.potential(self.state)
+        return self.state.observe(), reward, self.state.done, False, info
+
+    def final_gain(self) -> float | None:
+        """What the finished schedule is worth."""
+        if self.gain is modelled:
+            return self.state.worth
+        return self.gain(self.problem, self.state.schedule)
+
+    def potential(self, state: State) -> float:
+        """The cost model's opinion, zero without shaping."""
+        return clipped(state.worth) if self.shaping else 0.0
+
+    def action_masks(self) -> np.ndarray:
+        """bool (actions,): the mask under the name that sb3-contrib asks for."""
+        return self.state.mask.astype(bool)
+
+    def undo(self) -> Observation:
+        """One step back; nothing at the start."""
+        if len(self.past) > 1:
+            self.past.pop()
+            self.taken.pop()
+        return self.state.observe()
+
+    def fork(self) -> Self:
+        """A copy that goes on independently; states are shared, they do not change."""
+        twin = copy.copy(self)
+        twin.past, twin.taken = list(self.past), list(self.taken)
+        twin._np_random = copy.deepcopy(self._np_random)
+        return twin
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The loop tree and the actions so far."""
+        if self.render_mode is None:
+            return None
+        worth = self.state.worth
+        value = "cannot be lowered" if worth is None else f"{np.exp(worth):.3f}x the default"
+        return f"{self.state.schedule}\n{', '.join(self.taken) or 'start'}: {value} by the model"

@@ -1,0 +1,62 @@
+"""What an episode is about, and where training takes its problems from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from looptune.graph import in_domain
+from looptune.host import host_target, runs
+from looptune.ir import Nest
+from looptune.target import TARGETS, Target
+from looptune.workloads.generate import draw
+
+MOST_THREADS = 8
+CACHE_FACTORS = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A nest to be scheduled for a target, with so many threads."""
+
+    nest: Nest
+    target: Target
+    threads: int = 1
+
+
+Problems = Callable[[np.random.Generator], Problem]
+
+
+def drawn(rng: np.random.Generator, family: str | None = None) -> Nest:
+    """A training nest that fits the observation."""
+    while True:
+        nest = draw(rng, family)
+        if in_domain(nest):
+            return nest
+
+
+def on_this_machine(rng: np.random.Generator, family: str | None = None) -> Problem:
+    """Training problems for what this machine runs, on one thread."""
+    found = [target for target in TARGETS.values() if runs(target)]
+    target = found[int(rng.integers(len(found)))]
+    nest = drawn(rng, family)
+    return Problem(nest, replace(target, cache_bytes=host_target().cache_bytes))
+
+
+def on_any_machine(rng: np.random.Generator) -> Problem:
+    """Training problems for machines that differ in lanes, registers, caches and threads, so that
+    the features of a target mean something. They are priced by the cost model, never run."""
+    base = list(TARGETS.values())[int(rng.integers(len(TARGETS)))]
+    sizes = [int(size * rng.choice(CACHE_FACTORS)) for size in base.cache_bytes]
+    caches = sizes[0], max(sizes[:2]), max(sizes)
+    registers = int(rng.choice((16, 32)))
+    target = replace(base, vector_registers=registers, cache_bytes=caches)
+    threads = int(rng.choice((1, 1, 2, MOST_THREADS)))
+    return Problem(drawn(rng), target, threads)
+
+
+def listed(problems: Sequence[Problem]) -> Problems:
+    """One of a list."""
+    return lambda rng: problems[int(rng.integers(len(problems)))]

@@ -1,0 +1,154 @@
+"""What a schedule is worth: log(default's time / its time), predicted or measured.
+
+Measurements are noisy, and a policy finds every lucky sample. So what is known of a schedule is
+a posterior, kept over episodes: asked again, it is measured again with a probability that falls
+with the samples there are, and the reward is the mean of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from looptune.cost import predict
+from looptune.default import default_schedule
+from looptune.envs.problem import Problem
+from looptune.errors import LooptuneError, MeasurementError
+from looptune.host import fingerprint
+from looptune.measure import Posterior
+from looptune.schedule import Schedule
+from looptune.tuner import Spending, Tuner
+
+LEAST, MOST = -2.0, 2.0  # of a reward
+TUNERS = 16  # problems whose operands and default kernels are kept
+BATCH = 64  # posteriors a write
+Gain = Callable[[Problem, Schedule], float | None]
+Measure = Callable[[Problem, Schedule], Posterior]
+
+
+def clipped(gain: float | None) -> float:
+    """A gain as a reward; what has none, because it cannot be built, gets the least."""
+    return LEAST if gain is None else max(LEAST, min(MOST, gain))
+
+
+def modelled(problem: Problem, schedule: Schedule) -> float | None:
+    """The gain by the cost model, None for what cannot be lowered: the same anywhere."""
+    default = default_schedule(problem.nest, problem.target, problem.threads)
+    try:
+        cycles = predict(schedule, problem.target, problem.threads).cycles
+    except LooptuneError:
+        return None
+    return math.log(predict(default, problem.target, problem.threads).cycles / cycles)
+
+
+def merged(first: Posterior, second: Posterior) -> Posterior:
+    """The posterior of both's samples (Chan, Golub and LeVeque's update of moments, 1983)."""
+    n = first.n + second.n
+    apart = second.mean - first.mean
+    mean = first.mean + apart * second.n / n
+    squares = first.n * first.variance + second.n * second.variance
+    return Posterior(n, mean, (squares + apart**2 * first.n * second.n / n) / n)
+
+
+@dataclass
+class Measured:
+    """The measured gain, by posteriors that `measure` adds to; kept in `path`, if given.
+
+    Records of another machine are not read. `rng` decides what is measured again.
+    """
+
+    path: Path | None = None
+    seed: int = 0
+    measure: Measure | None = None
+    known: dict[str, Posterior | None] = field(default_factory=dict)
+    unwritten: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.measure = self.measure or Bench()
+        self.machine = json.dumps(asdict(fingerprint()), sort_keys=True)
+        if self.path is not None and self.path.exists():
+            self.known.update(read(self.path, self.machine))
+
+    def __call__(self, problem: Problem, schedule: Schedule) -> float | None:
+        """The mean of all samples of a schedule, None for one that cannot be built."""
+        target = problem.target
+        key = f"{target.name} {target.cache_bytes} {problem.threads} {schedule.identity}"
+        known = self.known.get(key)
+        again = known is not None and self.rng.random() < 1 / (known.n + 1)
+        if key not in self.known or again:
+            self.known[key] = known = self.asked(problem, schedule, known)
+            self.unwritten.append(key)
+            if len(self.unwritten) >= BATCH:
+                self.flush()
+        return None if known is None else known.mean
+
+    def asked(
+        self, problem: Problem, schedule: Schedule, known: Posterior | None
+    ) -> Posterior | None:
+        """What is known after another measurement. A time that cannot be is not used."""
+        assert self.measure is not None
+        try:
+            found = self.measure(problem, schedule)
+        except MeasurementError:
+            return known
+        except LooptuneError:
+            return None
+        return found if known is None else merged(known, found)
+
+    def flush(self) -> None:
+        """Append what is new to the file, in one write."""
+        if self.path is not None and self.unwritten:
+            lines = []
+            for key in dict.fromkeys(self.unwritten):
+                each = self.known[key]
+                values = None if each is None else [each.n, each.mean, each.variance]
+                lines.append(json.dumps({"machine": self.machine, "key": key, "found": values}))
+            with self.path.open("ab") as file:
+                file.write(("\n".join(lines) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
+        self.unwritten.clear()
+
+
+def read(path: Path, machine: str) -> dict[str, Posterior | None]:
+    """The posteriors of a file that are of this machine; the later of two counts, and a line that
+    was not finished does not."""
+    found: dict[str, Posterior | None] = {}
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            record = json.loads(line)
+            if record["machine"] == machine:
+                values = record["found"]
+                found[record["key"]] = None if values is None else Posterior(*values)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+@dataclass
+class Bench:
+    """Measures a schedule beside its default: verified first. Keeps the latest problems ready."""
+
+    tuners: OrderedDict[Problem, Tuner] = field(default_factory=OrderedDict)
+
+    def __call__(self, problem: Problem, schedule: Schedule) -> Posterior:
+        """The posterior of one comparison; raises what is wrong with the schedule."""
+        tuner = self.tuners.pop(problem, None)
+        if tuner is None:
+            spending = Spending(None, None, lambda: 0.0, 0.0)
+            tuner = Tuner(problem.nest, problem.target, problem.threads, spending)
+        self.tuners[problem] = tuner
+        while len(self.tuners) > TUNERS:
+            self.tuners.popitem(last=False)
+        return tuner.asked(schedule)
+
+
+REWARDS: dict[str, Callable[[], Gain]] = {"model": lambda: modelled, "measured": Measured}

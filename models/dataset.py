@@ -1,0 +1,107 @@
+"""The shipped measurements: schedules of generated problems beside their default schedules.
+
+For people who learn cost models or offline policies; `looptune/checkpoints/measured.md` is the
+card, `experiments/dataset.py` made it. The file is lines of JSON, compressed: a header, then one
+problem a line with its schedules.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from looptune.construct import Construction
+from looptune.errors import LooptuneError, MeasurementError
+from looptune.ir import Nest
+from looptune.schedule import Schedule, replay
+from looptune.target import Target, target_named
+from looptune.worker import nest_from_json
+
+SCHEMA = 1
+SHIPPED = "measured.jsonl.gz"
+LONGEST_LINE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One schedule: `mean` and `sd` of log(default's time / its time) over `n` rounds.
+
+    `actions` are primitives (`looptune.schedule.replay`), `decisions` those of the construction
+    (`looptune.construct`) that led to it.
+    """
+
+    decisions: tuple[int, ...]
+    actions: tuple[tuple[str, tuple[object, ...]], ...]
+    n: int
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A nest on a target, with the schedules that were measured on it."""
+
+    nest: Nest
+    target: Target
+    threads: int
+    rows: tuple[Measured, ...]
+
+    def schedule(self, row: Measured) -> Schedule:
+        """The schedule of a row; raises `ScheduleError` if it is of another problem."""
+        return replay(self.nest, row.actions)
+
+    def construction(self, row: Measured) -> Construction:
+        """The construction that led to a row; raises `ScheduleError` if today's leads elsewhere."""
+        state = Construction(self.nest, self.target, self.threads)
+        for action in row.decisions:
+            state = state.take(action)
+        return state
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Iterator[Problem]:
+    """The problems of a file, of the shipped one unless told otherwise.
+
+    Raises `MeasurementError` for a file that is none, and says which line is wrong.
+    """
+    place = files("looptune.checkpoints") / SHIPPED if path is None else os.fspath(path)
+    number = 1
+    try:
+        with gzip.open(str(place), "rt", encoding="utf-8") as file:
+            header = json.loads(file.readline(LONGEST_LINE))
+            if header["schema"] != SCHEMA:
+                raise MeasurementError(f"{place}: schema {header['schema']!r}; {SCHEMA} would do")
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                yield problem_of(json.loads(line), header)
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as reason:
+        raise MeasurementError(f"{place}, line {number}: no measurements: {reason}") from reason
+    except LooptuneError as reason:
+        if isinstance(reason, MeasurementError):
+            raise
+        raise MeasurementError(f"{place}, line {number}: {reason}") from reason
+
+
+def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> Problem:
+    """A problem from its line; the header tells the caches of the machine."""
+    caches = tuple(header["caches"])
+    target = replace(target_named(line["target"]), cache_bytes=caches)
+    rows = tuple(
+        Measured(
+            tuple(row["decisions"]),
+            tuple((name, tuple(map(frozen, arguments))) for name, arguments in row["actions"]),
+            row["n"], row["mean"], row["sd"],
+        )
+        for row in line["rows"]
+    )  # fmt: skip
+    return Problem(nest_from_json(line["nest"]), target, line["threads"], rows)
+
+
+def frozen(argument: object) -> object:
+    """An argument of a primitive as it was: lists stand for tuples."""
+    return tuple(argument) if isinstance(argument, list) else argument

@@ -1,0 +1,138 @@
+"""Training of the gain model on measured schedules (`looptune.models.dataset`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from looptune.errors import ScheduleError
+from looptune.models.dataset import Problem
+from looptune.models.gain import FARTHEST, FEATURES, HIDDEN, MEMBERS, GainModel, described, shapes
+
+MOST = 1.5  # of a gain's logarithm: what is worse than that is bad enough
+NOISE = 0.03  # of a mean on top of its samples' spread
+
+
+@dataclass(frozen=True)
+class RegressConfig:
+    """How the ensemble is trained."""
+
+    epochs: int = 60
+    batch: int = 512
+    rate: float = 2e-3
+    decay: float = 1e-3
+    held_out: float = 0.1  # of the problems, to report on
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to learn from: features, gains, weights, and which problem each is of."""
+
+    features: np.ndarray
+    gains: np.ndarray
+    weights: np.ndarray
+    problem: np.ndarray
+
+
+def table_of(problems: Sequence[Problem], progress: Callable[[], object] = lambda: None) -> Table:
+    """All rows of all problems; those that today's constructions no longer reach are left out."""
+    features, gains, weights, numbers = [], [], [], []
+    for number, problem in enumerate(problems):
+        for row in problem.rows:
+            try:
+                state = problem.construction(row)
+            except ScheduleError:
+                continue
+            features.append(described(state))
+            gains.append(max(-MOST, min(MOST, row.mean)))
+            weights.append(1 / (row.sd**2 / row.n + NOISE**2))
+            numbers.append(number)
+        progress()
+    scale = np.array(weights, np.float32)
+    return Table(
+        np.array(features, np.float32).reshape(-1, FEATURES), np.array(gains, np.float32),
+        scale / max(1e-9, float(scale.mean())) if len(scale) else scale, np.array(numbers),
+    )  # fmt: skip
+
+
+def regress(
+    table: Table, config: RegressConfig, report: Callable[[dict[str, float]], None] = lambda _: None
+) -> tuple[GainModel, dict[str, float]]:
+    """The ensemble, and how it chooses on the problems it did not see (`judged`).
+
+    Each member starts elsewhere and sees the rows in an order of its own. Deterministic on one
+    thread.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    rng = np.random.default_rng(config.seed)
+    count = int(table.problem.max()) + 1
+    unseen = np.isin(table.problem, rng.permutation(count)[: round(config.held_out * count)])
+    seen = np.flatnonzero(~unseen)
+    shift = table.features[seen].mean(0)
+    scale = table.features[seen].std(0) + 0.05
+    x = torch.from_numpy(
+        np.clip((table.features - shift) / scale, -FARTHEST, FARTHEST).astype(np.float32)
+    )
+    y, weight = torch.from_numpy(table.gains), torch.from_numpy(table.weights)
+    layers = {
+        name: torch.randn(shape, generator=generator) * (2 / shape[1]) ** 0.5
+        if name.startswith("w") else torch.zeros(shape)
+        for name, shape in shapes().items() if name not in ("shift", "scale")
+    }  # fmt: skip
+    layers["w3"] = layers["w3"] * 0.1
+    for layer in layers.values():
+        layer.requires_grad_()
+    optimizer = torch.optim.AdamW(layers.values(), lr=config.rate, weight_decay=config.decay)
+    batches = -(-len(seen) // config.batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.rate, total_steps=config.epochs * batches
+    )
+    for epoch in range(config.epochs):
+        orders = [torch.randperm(len(seen), generator=generator) for _ in range(MEMBERS)]
+        total = 0.0
+        for batch in range(batches):
+            part = [order[batch * config.batch : (batch + 1) * config.batch] for order in orders]
+            rows = torch.from_numpy(seen)[torch.stack(part)]
+            hidden = torch.relu(x[rows] @ layers["w1"] + layers["b1"])
+            hidden = torch.relu(hidden @ layers["w2"] + layers["b2"])
+            found = (hidden @ layers["w3"] + layers["b3"])[..., 0]
+            each = torch.nn.functional.huber_loss(found, y[rows], reduction="none", delta=0.1)
+            loss = (each * weight[rows]).mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            total += float(loss.detach())
+        report({"epoch": epoch + 1, "loss": total / batches})
+    arrays = {name: layer.detach().numpy() for name, layer in layers.items()}
+    model = GainModel({"shift": shift, "scale": scale, **arrays})
+    assert arrays["w2"].shape[-1] == HIDDEN
+    return model, judged(model, table, np.flatnonzero(unseen))
+
+
+def judged(
+    model: GainModel, table: Table, rows: np.ndarray, caution: float = 1.0, threshold: float = 0.0
+) -> dict[str, float]:
+    """What the model's choice among the measured schedules of each problem gains, the default one
+    of them: geometric means of it and of the best, and how often it loses more than 5 %."""
+    if not len(rows):
+        return {}
+    found = model.predictions(table.features[rows])
+    score = found.mean(0) - caution * found.std(0)
+    picks, best = [], []
+    for number in np.unique(table.problem[rows]):
+        mine = table.problem[rows] == number
+        gains = table.gains[rows][mine]
+        at = int(np.argmax(score[mine]))
+        picks.append(gains[at] if score[mine][at] > threshold else 0.0)
+        best.append(max(0.0, gains.max()))
+    errors = np.abs(found.mean(0) - table.gains[rows])
+    return {
+        "chosen": float(np.exp(np.mean(picks))), "best": float(np.exp(np.mean(best))),
+        "losses": float(np.mean(np.array(picks) < -0.05)), "error": float(np.median(errors)),
+        "problems": float(len(picks)),
+    }  # fmt: skip
