@@ -219,7 +219,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
     schedule that gives a share of the peak.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - as in the base class
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
 
     def __init__(
         self,
