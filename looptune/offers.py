@@ -33,7 +33,7 @@ class Tile:
     cycles: float
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def tiles_on_offer(nest: Nest, target: Target) -> tuple[Tile, ...]:
     """Up to `CANDIDATES` pairs of vector axis and tile, the cheapest first, each with the packs
     that make it so."""
@@ -53,7 +53,7 @@ def tiles_on_offer(nest: Nest, target: Target) -> tuple[Tile, ...]:
     return tuple(tile for tile in order[:CANDIDATES] if tile.cycles <= WORTHWHILE * least)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def features(nest: Nest, target: Target) -> np.ndarray:
     """`FEATURES` of the tiles on offer, float32 (CANDIDATES, CANDIDATE_FEATURES), read-only."""
     found = np.zeros((CANDIDATES, CANDIDATE_FEATURES), np.float32)

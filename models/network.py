@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ def torch_name(name: str) -> str:
     return f"linears.{layer.replace('.', '_')}.{kind}"
 
 
-def stacked(observations: list[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
+def stacked(observations: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
     """Observations as one batch of tensors."""
     return {
         name: torch.from_numpy(np.stack([each[name] for each in observations]))
