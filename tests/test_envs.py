@@ -1,6 +1,8 @@
 """The environments: their contract, what is legal, and that nothing is shared by accident."""
 
 import pickle
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from looptune.envs.problem import Problem, drawn  # noqa: E402
 from looptune.envs.rewards import clipped, modelled  # noqa: E402
 from looptune.errors import ArgumentError, LoweringError, ScheduleError  # noqa: E402
 from looptune.graph import LOOPS, shapes  # noqa: E402
+from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
 from looptune.search import SPLITS  # noqa: E402
 from looptune.target import target_named  # noqa: E402
@@ -251,6 +254,14 @@ def test_what_cannot_be_run_gets_the_least_reward() -> None:
     assert env.step(loopnest.STOP)[1] == -2.0
 
 
+def test_without_gymnasium_one_sentence_says_what_to_install() -> None:
+    code = "import sys; sys.modules['gymnasium'] = None; import looptune.envs"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: looptune.envs needs gymnasium" in done.stderr
+    assert "pip install 'looptune[envs]'" in done.stderr
+
+
 # LoopNest-v0
 
 
@@ -450,3 +461,19 @@ def test_what_cannot_be_lowered_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> 
 def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
     problem = looptune_v0.paper_problems(np.random.default_rng(0))
     assert all(axis.extent in range(64, 257, 16) for axis in problem.nest.axes)
+
+
+@pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
+def test_rates_can_be_measured() -> None:
+    rate = looptune_v0.Measured()
+    found = rate(MATMUL, Schedule(MATMUL.nest))
+    assert 0 < found < 1.5
+    assert rate(MATMUL, Schedule(MATMUL.nest)) == found
+
+
+def test_a_kernel_that_fails_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise LoweringError("no")
+
+    monkeypatch.setattr(looptune_v0, "build", refuse)
+    assert looptune_v0.Measured()(MATMUL, Schedule(MATMUL.nest)) == 0.0
