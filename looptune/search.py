@@ -405,9 +405,10 @@ def matmul_space(nest: Nest, target: Target) -> Iterator[Schedule]:
 
 
 def policy(search: Search) -> None:
-    """What a trained policy advises, the most promising first (`looptune.models.advise`)."""
+    """The default, then what a trained policy advises (`looptune.models.advise`), the best first."""
     from looptune.models.advise import advise, policy_of
 
+    search.value(search.default)
     found = advise(policy_of(search.policy), search.nest, search.target, search.threads)
     for advice in found[:ASKED]:
         search.value(advice.schedule)

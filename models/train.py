@@ -180,7 +180,7 @@ def problems_of(job: Job) -> list[dataset.Problem]:
 def regress_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
     """The gain model from measured schedules."""
     problems = problems_of(job)
-    with tqdm(total=len(problems), desc="features", file=sys.stderr) as bar:
+    with tqdm(total=len(problems), desc="features", file=sys.stderr, disable=None) as bar:
         table = table_of(problems, bar.update)
     model, metrics = regress(table, replace(job.config.regress, seed=job.config.seed), job.report)
     job.report(metrics)
@@ -190,7 +190,7 @@ def regress_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> M
 def clone_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
     """The network from the better of the measured schedules."""
     problems = problems_of(job)
-    with tqdm(total=len(problems), desc="demonstrations", file=sys.stderr) as bar:
+    with tqdm(total=len(problems), desc="demonstrations", file=sys.stderr, disable=None) as bar:
         shown = from_measurements(problems, bar.update)
     metrics = clone(network, shown, replace(job.config.clone, seed=job.config.seed), job.report)
     return network, gain, metrics
