@@ -405,7 +405,7 @@ def matmul_space(nest: Nest, target: Target) -> Iterator[Schedule]:
 
 
 def policy(search: Search) -> None:
-    """The default, then what a trained policy advises (`looptune.models.advise`), the best first."""
+    """The default, then what a policy advises (`looptune.models.advise`), the best first."""
     from looptune.models.advise import advise, policy_of
 
     search.value(search.default)
