@@ -13,6 +13,8 @@ except ImportError as missing:
 
 ENVIRONMENTS = {
     "looptune/Construct-v0": "looptune.envs.construct:ConstructEnv",
+    "looptune/LoopNest-v0": "looptune.envs.loopnest:LoopNestEnv",
+    "looptune/LoopTune-v0": "looptune.envs.looptune_v0:LoopTuneEnv",
 }
 
 for name, place in ENVIRONMENTS.items():

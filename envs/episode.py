@@ -22,6 +22,7 @@ from looptune.graph import ActionTable, Observation, in_domain, shapes
 from looptune.schedule import Schedule
 
 ILLEGAL_PENALTY = -0.05
+PATIENCE = 64  # illegal actions, after which an episode is cut off
 OPTIONS = ("nest", "target", "threads", "start")
 Info = dict[str, Any]
 
@@ -76,10 +77,11 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
 
     `problems` draws a `Problem` from a generator; `reset(options={"nest": ..., "target": ...,
     "threads": ...})` sets one. `reward` is "model", "measured", or a function of problem and
-    schedule. An action that the mask forbids changes nothing and costs a little.
+    schedule. An action that the mask forbids changes nothing and costs a little; an episode of 64
+    of them is truncated. `gamma` is the discount that the learner uses.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - as in the base class
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
     table: ClassVar[ActionTable]
 
     def __init__(
@@ -87,6 +89,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         problems: Problems = on_this_machine,
         reward: str | Gain = "model",
         shaping: bool = True,
+        gamma: float = 1.0,
         render_mode: str | None = None,
     ) -> None:
         if isinstance(reward, str) and reward not in REWARDS:
@@ -95,12 +98,13 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
             raise ArgumentError(f"render_mode={render_mode!r}; 'ansi' or None would do")
         self.problems = problems
         self.gain: Gain = REWARDS[reward]() if isinstance(reward, str) else reward
-        self.shaping = shaping
+        self.shaping, self.gamma = shaping, gamma
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(self.table.size)
         self.observation_space = observation_space(self.table)
         self.past: list[State] = []
         self.taken: list[str] = []
+        self.refused = 0
 
     def started(self, problem: Problem, options: Mapping[str, Any]) -> State:
         """The first state of an episode."""
@@ -123,8 +127,13 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         self.problem = self.chosen(options)
         if not in_domain(self.problem.nest):
             raise ArgumentError(f"{self.problem.nest} has too many axes or operands to observe")
-        self.past, self.taken = [self.started(self.problem, options)], []
-        return self.state.observe(), {"action_mask": self.state.mask}
+        self.past, self.taken, self.refused = [self.started(self.problem, options)], [], 0
+        return self.seen(), {"action_mask": self.state.mask}
+
+    def seen(self) -> Observation:
+        """The observation: arrays that nothing else holds, and that may be written to."""
+        found = self.state.observe()
+        return {**found, **{name: found[name].copy() for name in ("candidates", "action_mask")}}
 
     def chosen(self, options: Mapping[str, Any]) -> Problem:
         """The problem of an episode: given, or drawn and changed as far as it is given."""
@@ -140,8 +149,9 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         """Take an action."""
         number, before = int(action), self.state
         if before.done or not (0 <= number < self.table.size and before.mask[number]):
+            self.refused += 1
             info = {"action_mask": before.mask, "illegal": True}
-            return before.observe(), ILLEGAL_PENALTY, before.done, False, info
+            return self.seen(), ILLEGAL_PENALTY, before.done, self.refused >= PATIENCE, info
         self.taken.append(before.name_of(number))
         self.past.append(before.take(number))
         info = {"action_mask": self.state.mask, "illegal": False}
@@ -151,8 +161,8 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
             reward += clipped(gain)
             info |= {"gain": gain, "schedule": self.state.schedule.order}
         else:
-            reward += self.potential(self.state)
-        return self.state.observe(), reward, self.state.done, False, info
+            reward += self.gamma * self.potential(self.state)
+        return self.seen(), reward, self.state.done, False, info
 
     def final_gain(self) -> float | None:
         """What the finished schedule is worth."""
@@ -173,7 +183,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         if len(self.past) > 1:
             self.past.pop()
             self.taken.pop()
-        return self.state.observe()
+        return self.seen()
 
     def fork(self) -> Self:
         """A copy that goes on independently; states are shared, they do not change."""

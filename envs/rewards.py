@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -84,24 +85,19 @@ class Measured:
         known = self.known.get(key)
         again = known is not None and self.rng.random() < 1 / (known.n + 1)
         if key not in self.known or again:
-            self.known[key] = known = self.asked(problem, schedule, known)
+            assert self.measure is not None
+            try:
+                found = self.measure(problem, schedule)
+                known = found if known is None else merged(known, found)
+            except MeasurementError:  # a time that cannot be: nothing is learnt from it
+                return None if known is None else known.mean
+            except LooptuneError:
+                known = None
+            self.known[key] = known
             self.unwritten.append(key)
             if len(self.unwritten) >= BATCH:
                 self.flush()
         return None if known is None else known.mean
-
-    def asked(
-        self, problem: Problem, schedule: Schedule, known: Posterior | None
-    ) -> Posterior | None:
-        """What is known after another measurement. A time that cannot be is not used."""
-        assert self.measure is not None
-        try:
-            found = self.measure(problem, schedule)
-        except MeasurementError:
-            return known
-        except LooptuneError:
-            return None
-        return found if known is None else merged(known, found)
 
     def flush(self) -> None:
         """Append what is new to the file, in one write."""
@@ -111,11 +107,18 @@ class Measured:
                 each = self.known[key]
                 values = None if each is None else [each.n, each.mean, each.variance]
                 lines.append(json.dumps({"machine": self.machine, "key": key, "found": values}))
-            with self.path.open("ab") as file:
-                file.write(("\n".join(lines) + "\n").encode())
+            with self.path.open("a+b") as file:
+                torn = file.seek(0, os.SEEK_END) and not ends_line(file)
+                file.write(("\n" * bool(torn) + "\n".join(lines) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
         self.unwritten.clear()
+
+
+def ends_line(file: BinaryIO) -> bool:
+    """Whether a file's last line is finished: not so if its writer was killed."""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def read(path: Path, machine: str) -> dict[str, Posterior | None]:
@@ -149,6 +152,10 @@ class Bench:
         while len(self.tuners) > TUNERS:
             self.tuners.popitem(last=False)
         return tuner.asked(schedule)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Nothing: kernels stay in their process, and are made again in another."""
+        return {"tuners": OrderedDict()}
 
 
 REWARDS: dict[str, Callable[[], Gain]] = {"model": lambda: modelled, "measured": Measured}

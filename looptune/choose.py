@@ -50,6 +50,7 @@ class Options:
     space: str = "ours"
     progress: Progress = None
     isolate: bool = False
+    policy: object = None
     clock: Callable[[], float] = time.monotonic
 
     @property
@@ -64,7 +65,8 @@ class Chosen:
     is the default or nothing was measured.
 
     `tried` candidates were asked for, `rejected` counts those that failed by reason, and
-    `seconds` say what compiling, verifying and measuring them took.
+    `seconds` say what compiling, verifying and measuring them took. `note` says why a strategy
+    left it at the default.
     """
 
     schedule: Schedule
@@ -74,6 +76,7 @@ class Chosen:
     rejected: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
+    note: str = ""
 
 
 def choose(nest: Nest, options: Options) -> Chosen:
@@ -89,7 +92,8 @@ def choose(nest: Nest, options: Options) -> Chosen:
         schedule = default_schedule(nest, options.target, options.threads)
         return Chosen(schedule, "default")
     if not options.measures:
-        return predicted(nest, options)
+        ask = advised if options.strategy == "policy" else predicted
+        return ask(nest, options)
     if not runs(options.target):
         raise UnsupportedHostError(
             f"this machine does not run {options.target.isa} code, so nothing can be measured; "
@@ -113,6 +117,19 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
     if schedule is None:
         return None
     return Chosen(schedule, "database", Posterior(record.n, record.mean, record.variance))
+
+
+def advised(nest: Nest, options: Options) -> Chosen:
+    """What a policy expects most of; the default, with the reason, where it expects nothing."""
+    from looptune.models.advise import advise, outside, policy_of
+
+    policy = policy_of(options.policy)
+    found = advise(policy, nest, options.target, options.threads)
+    if found:
+        return Chosen(found[0].schedule, "policy", None, len(found))
+    default = default_schedule(nest, options.target, options.threads)
+    reason = outside(nest) or "nothing that it proposes is expected to beat the default"
+    return Chosen(default, "default", note=f"policy: {reason}")
 
 
 def predicted(nest: Nest, options: Options) -> Chosen:
@@ -163,7 +180,9 @@ def measured(nest: Nest, options: Options) -> Chosen:
             nest, options.target, options.threads, spending, options.seed, progress, remote
         )
         try:
-            schedule, posterior = search_nest(options.strategy, tuner, options.space)
+            schedule, posterior = search_nest(
+                options.strategy, tuner, options.space, options.policy
+            )
         except Interrupted as interrupt:
             record(nest, interrupt.schedule, interrupt.posterior, options)
             raise

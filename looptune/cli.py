@@ -87,6 +87,13 @@ def parser() -> argparse.ArgumentParser:
     help_text = "measure peak FLOPS and streaming bandwidth of one core"
     jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
     add_jobs(jobs.add_parser("db", help="look at, carry or prune the database"), [output_options()])
+    help_text = "train a policy, from the shipped measurements to a checkpoint"
+    job = jobs.add_parser("train", help=help_text)
+    job.add_argument("folder", type=Path, help="for the run's files; new, or with --resume")
+    job.add_argument("--seed", type=int, default=0)
+    job.add_argument("--stages", default=None, help="comma-separated; default: all")
+    job.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+
     help_text = "say what works on this machine, and what does not"
     jobs.add_parser("doctor", help=help_text, parents=[output_options()])
     return top
@@ -401,6 +408,20 @@ def run_db(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_train(args: argparse.Namespace) -> int:
+    """Train a policy."""
+    try:
+        from looptune.models.train import STAGES, TrainConfig, run
+    except ImportError as missing:
+        raise UnsupportedError(
+            f"training needs {missing.name}: pip install 'looptune[train]' brings it"
+        ) from missing
+    stages = STAGES if args.stages is None else tuple(args.stages.split(","))
+    run(TrainConfig(seed=args.seed, stages=stages), args.folder, args.resume)
+    print(args.folder / "policy.npz")
+    return 0
+
+
 def run_doctor(args: argparse.Namespace) -> int:
     """Say what this machine and installation can do."""
     machine = fingerprint()
@@ -429,6 +450,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 JOBS = {
+    "train": run_train,
     "optimize": run_optimize,
     "show": run_show,
     "bench": run_bench,

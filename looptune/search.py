@@ -66,7 +66,8 @@ class Search:
     """What a strategy works with: the problem, whom to ask, and what it has seen.
 
     `evaluate` may raise `Spent`. `values` and `schedules` are by the schedules' identity, in the
-    order asked; `left` says how many seconds there are.
+    order asked; `left` says how many seconds there are. `policy` is whom the strategy of that name
+    asks: a policy, a checkpoint's path, or None for the shipped one.
     """
 
     nest: Nest
@@ -78,6 +79,7 @@ class Search:
     values: dict[str, float | None] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     left: Callable[[], float] = lambda: math.inf
+    policy: object = None
 
     def __post_init__(self) -> None:
         if self.space not in SPACES:
@@ -402,6 +404,16 @@ def matmul_space(nest: Nest, target: Target) -> Iterator[Schedule]:
                     continue
 
 
+def policy(search: Search) -> None:
+    """The default, then what a policy advises (`looptune.models.advise`), the best first."""
+    from looptune.models.advise import advise, policy_of
+
+    search.value(search.default)
+    found = advise(policy_of(search.policy), search.nest, search.target, search.threads)
+    for advice in found[:ASKED]:
+        search.value(advice.schedule)
+
+
 STRATEGIES: dict[str, Callable[[Search], None]] = {
     "default": default,
     "random": random_walks,
@@ -414,6 +426,7 @@ STRATEGIES: dict[str, Callable[[Search], None]] = {
     "evolution": evolution,
     "model-beam": model_beam,
     "exhaustive": exhaustive,
+    "policy": policy,
 }
 
 

@@ -17,7 +17,6 @@ from looptune.database import Database, default_database, default_exists
 from looptune.errors import (
     ArgumentTypeError,
     SpecError,
-    UnsupportedError,
     VerificationError,
 )
 from looptune.host import host_target, thread_count
@@ -111,11 +110,13 @@ def optimize(
     `looptune.workloads`. `epilogue` names what follows: "bias,relu" (`looptune.workloads.fuse`);
     its arrays are further inputs.
 
-    `strategy` is one of `looptune.search.STRATEGIES`. With a `budget` (seconds, or a `Budget`)
-    its candidates are verified and timed beside the default schedule, and the kernel is not slower
-    than that beyond noise; without one they are ranked by the cost model, and nothing is
-    measured. What was measured is kept in `database` ("default": the user's; None: nowhere; or a
-    path), and what is found there wins unless `retune`. `kernel.origin` says where the schedule
+    `strategy` is one of `looptune.search.STRATEGIES`; "policy" asks a trained policy: the shipped
+    one, or `policy`, a checkpoint's path or a `looptune.models.inference.Policy`. With a `budget`
+    (seconds, or a `Budget`) its candidates are verified and timed beside the default schedule, and
+    the kernel is not slower than that beyond noise; without one they are ranked by the cost model
+    (a policy's by what it learnt from measurements), and nothing is measured. What was measured is
+    kept in `database` ("default": the user's; None: nowhere; or a path), and what is found there
+    wins unless `retune`. `kernel.origin` says where the schedule
     comes from, `kernel.report` what was tried and how long each part took. `progress` is True for
     a bar on stderr, or called with every trial. With `isolate` candidates run in a process of
     their own, which a crash or a hang costs, and nothing else. An interrupt is raised again after
@@ -127,7 +128,7 @@ def optimize(
     `VerificationError` if the kernel is wrong.
     """
     strategy_named(strategy)
-    refuse("policy", policy)
+    check_policy(policy, strategy)
     check_options(verify, seed)
     if not isinstance(retune, bool):
         raise ArgumentTypeError(f"retune={retune!r}; True or False would do")
@@ -142,7 +143,7 @@ def optimize(
     share = limits.share(len(plan.nests))
     options = Options(
         strategy, machine, workers, share.seconds, share.measurements, None, retune,
-        seed, progress=progress, isolate=isolate,
+        seed, progress=progress, isolate=isolate, policy=policy,
     )  # fmt: skip
     options = replace(options, database=opened(database, for_records=options.measures))
     choices = tuple(choose(nest, options) for nest in plan.nests)
@@ -244,10 +245,22 @@ def check_options(verify: object, seed: object) -> None:
         raise ArgumentTypeError(f"seed={seed!r}; a whole number of at least 0 would do")
 
 
-def refuse(name: str, value: object) -> None:
-    """Raise `UnsupportedError` for an argument whose feature is not there yet."""
-    if value is not None:
-        raise UnsupportedError(f"{name}={value!r}: not supported yet; leave it out")
+def check_policy(policy: object, strategy: str) -> None:
+    """Raise `ArgumentTypeError` for a policy that is none, or that nobody would ask, and
+    `CheckpointError` for a file that holds none."""
+    if policy is not None and strategy != "policy":
+        raise ArgumentTypeError(f"policy=... is for strategy='policy', not {strategy!r}")
+    if strategy != "policy":
+        return
+    from looptune.models.advise import policy_of
+    from looptune.models.inference import Policy
+
+    if not isinstance(policy, str | os.PathLike | Policy | None):
+        raise ArgumentTypeError(
+            f"policy={policy!r}; a checkpoint's path, a looptune.models.inference.Policy or None "
+            "for the shipped one would do"
+        )
+    policy_of(policy)
 
 
 def plan_for(

@@ -220,12 +220,14 @@ def explained(reason: LooptuneError) -> str:
     return f"{type(reason).__name__}: {reason}"
 
 
-def search_nest(strategy: str, tuner: Tuner, space: str) -> tuple[Schedule, Posterior | None]:
+def search_nest(
+    strategy: str, tuner: Tuner, space: str, policy: object = None
+) -> tuple[Schedule, Posterior | None]:
     """Run a strategy on measurements; the schedule to use, with fresh samples of it unless it is
     the anchor."""
     search = Search(
         tuner.nest, tuner.target, tuner.threads, tuner, space, tuner.seed,
-        left=lambda: tuner.spending.left,
+        left=lambda: tuner.spending.left, policy=policy,
     )  # fmt: skip
     search.values[tuner.anchor_schedule.identity] = 0.0
     search.schedules[tuner.anchor_schedule.identity] = tuner.anchor_schedule

@@ -9,6 +9,7 @@ from test_lower import nest_of
 import looptune
 from looptune import workloads
 from looptune.errors import (
+    ArgumentTypeError,
     ScheduleError,
     SpecError,
     UnsupportedError,
@@ -59,7 +60,7 @@ def test_example_arrays_bring_strides_and_dtype():
         ({"m": 2, "n": 2, "k": 2, "strategy": "x"}, UnsupportedError, "'x' is none of"),
         ({"m": 2, "n": 2, "k": 2, "dtype": "int16"}, UnsupportedError, "'int16' is not supported"),
         ({"m": 2, "n": 2, "k": 2, "epilogue": "swish"}, SpecError, "'swish' is none of"),
-        ({"m": 2, "n": 2, "k": 2, "policy": "p"}, UnsupportedError, "policy='p'"),
+        ({"m": 2, "n": 2, "k": 2, "policy": "p"}, ArgumentTypeError, "strategy=.policy."),
         ({"m": 2, "n": 2, "k": 2, "budget": -1}, SpecError, "budget: seconds=-1"),
         ({"m": 2, "n": 2, "k": 2, "target": "vax"}, UnsupportedError, "target 'vax' is none of"),
     ],

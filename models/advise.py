@@ -1,0 +1,94 @@
+"""What a policy advises: schedules for a nest, the most promising first, without running any.
+
+The network leads a beam over constructions (`looptune.propose`); the gain model, which learnt
+from measurements, says what each of them is worth, less what its members differ by. Where that
+is not above zero, the default is the advice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from looptune.construct import Construction
+from looptune.graph import in_domain
+from looptune.ir import Nest
+from looptune.models.checkpoint import load
+from looptune.models.inference import Policy
+from looptune.propose import proposals
+from looptune.schedule import Schedule
+from looptune.target import Target
+
+SECONDS = 0.02  # until the beam narrows to one state
+DTYPES = ("float32", "float64")  # that it was trained on
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A schedule, and the logarithm of what it is expected to gain over the default: cautiously,
+    so that what is uncertain counts less."""
+
+    schedule: Schedule
+    gain: float
+
+
+@lru_cache(maxsize=8)
+def policy_at(path: str | None) -> Policy:
+    """The policy of a file, read once; None is the shipped one. Raises `CheckpointError`."""
+    return load(path)
+
+
+def policy_of(policy: object) -> Policy:
+    """A policy as it is, or that of a path, or the shipped one for None."""
+    if isinstance(policy, Policy):
+        return policy
+    return policy_at(None if policy is None else os.fspath(policy))  # type: ignore[call-overload]
+
+
+def outside(nest: Nest) -> str:
+    """Why a nest is outside of the policy's domain, or nothing."""
+    if nest.points == 0:
+        return "there is nothing to compute"
+    if not in_domain(nest):
+        return f"{len(nest.axes)} axes and {len(nest.operands)} operands are more than it observes"
+    strange = sorted({op.dtype for op in nest.operands} - set(DTYPES))
+    if strange:
+        return f"it was not trained on {', '.join(strange)}"
+    return ""
+
+
+def advise(
+    policy: Policy,
+    nest: Nest,
+    target: Target,
+    threads: int = 1,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Advice]:
+    """Schedules that beat the default by the policy's expectation, the best first; none if there
+    are none, or the nest is `outside`."""
+    start = Construction(nest, target, threads)
+    if outside(nest) or not start.offers:
+        return []
+    default = start.schedule.identity
+    found = []
+    for state in proposals(start, policy.log_probabilities, seconds, clock):
+        if state.schedule.identity != default and state.outlook[0]:
+            found.append(state)
+    if not found:
+        return []
+    gains = worth_of(policy, found)
+    order = np.argsort(-gains, kind="stable")
+    return [Advice(found[at].schedule, float(gains[at])) for at in order if gains[at] > 0]
+
+
+def worth_of(policy: Policy, states: list[Construction]) -> np.ndarray:
+    """The cautious gain of each construction; by the cost model where no gain model came along."""
+    if policy.gain is not None:
+        return policy.gain.cautious(states)
+    return np.array([-np.inf if state.worth is None else state.worth for state in states])

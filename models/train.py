@@ -1,0 +1,244 @@
+"""Training, from the shipped measurements to a checkpoint: `looptune train`.
+
+Stages, each on the weights of the one before: `regress` the gain model on measured schedules,
+`clone` the better ones of them, `model`, PPO on the cost model over targets of all kinds, and
+`measured`, PPO on times taken on this machine. What a stage made is kept in the run's folder; a
+run that was killed goes on where it was, measured stages on the same machine only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from looptune.construct import TABLE
+from looptune.envs.construct import ConstructEnv
+from looptune.envs.problem import Problem, Problems, listed, on_any_machine, on_this_machine
+from looptune.envs.rewards import Gain, Measured, modelled
+from looptune.errors import ArgumentError
+from looptune.host import fingerprint
+from looptune.lower import GENERATOR_VERSION
+from looptune.models import checkpoint, dataset
+from looptune.models.architecture import Architecture
+from looptune.models.clone import CloneConfig, clone, from_measurements
+from looptune.models.gain import GainModel
+from looptune.models.inference import Policy
+from looptune.models.network import PolicyNetwork
+from looptune.models.ppo import PPOConfig
+from looptune.models.ppo import train as improve
+from looptune.models.regress import RegressConfig, regress, table_of
+
+STAGES = ("regress", "clone", "model", "measured")
+MODEL_POOL, MEASURED_POOL = 1000, 150  # problems that PPO comes back to
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run. `data` is a file of measurements, None for the shipped one."""
+
+    seed: int = 0
+    stages: tuple[str, ...] = STAGES
+    data: str | None = None
+    hidden: int = 48
+    layers: int = 2
+    regress: RegressConfig = field(default_factory=lambda: RegressConfig(epochs=40, held_out=0.05))
+    clone: CloneConfig = field(default_factory=lambda: CloneConfig(epochs=10))
+    model: PPOConfig = field(default_factory=lambda: PPOConfig(steps=40_000, rate=2e-4))
+    measured: PPOConfig = field(default_factory=lambda: PPOConfig(steps=12_000, rate=1e-4))
+
+    def __post_init__(self) -> None:
+        unknown = set(self.stages) - set(STAGES)
+        if unknown:
+            raise ArgumentError(f"stages {sorted(unknown)}; some of {list(STAGES)} would do")
+
+
+@dataclass
+class Log:
+    """Lines of JSON beside a progress bar; TensorBoard's too, where it is installed."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self.board = None
+        else:
+            self.board = SummaryWriter(str(self.folder / "tensorboard"))
+
+    def of(self, stage: str) -> Callable[[Mapping[str, float]], None]:
+        """What a stage reports to."""
+        began = time.monotonic()
+
+        def report(values: Mapping[str, float]) -> None:
+            seconds = time.monotonic() - began
+            with (self.folder / "log.jsonl").open("a") as file:
+                file.write(json.dumps({"stage": stage, "seconds": seconds, **values}) + "\n")
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            tqdm.write(f"{stage}: {shown}", file=sys.stderr)
+            step = int(values.get("steps", values.get("epoch", 0)))
+            for name, value in values.items():
+                if self.board is not None:
+                    self.board.add_scalar(f"{stage}/{name}", value, step)
+
+        return report
+
+
+def run(config: TrainConfig, folder: Path, resume: bool = False) -> Policy:
+    """Train into `folder`: config.json, log.jsonl, a checkpoint a stage, and policy.npz at the end.
+
+    Raises `ArgumentError` for a folder with another run's files, or without `resume` for one with
+    any; and where a measured stage would go on on another machine.
+    """
+    prepare(config, folder, resume)
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    log = Log(folder)
+    policy: Policy | None = None
+    for stage in config.stages:
+        made = folder / f"{stage}.npz"
+        if made.exists():
+            policy = checkpoint.load(made)
+            continue
+        began = time.monotonic()
+        network = PolicyNetwork(Architecture(TABLE, config.hidden, config.layers))
+        if policy is not None:
+            network.load_arrays(policy.arrays)
+        gain = policy.gain if policy is not None else None
+        network, gain, metrics = STEPS[stage](Job(config, folder, log.of(stage)), network, gain)
+        earlier = dict(policy.header) if policy is not None else {}
+        policy = Policy(
+            network.architecture, network.state_arrays(), header(config, stage, metrics, earlier,
+            time.monotonic() - began), gain,
+        )  # fmt: skip
+        checkpoint.save(made, policy)
+    assert policy is not None
+    checkpoint.save(folder / "policy.npz", policy)
+    return policy
+
+
+def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
+    """Make the run's folder, or check that it is the same run on the same machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = json.loads(json.dumps({"config": asdict(config), "machine": asdict(fingerprint())}))
+    place = folder / "config.json"
+    if not place.exists():
+        if any(folder.iterdir()):
+            raise ArgumentError(f"{folder} holds other files; a new folder would do")
+        place.write_text(json.dumps(wanted, indent=1) + "\n")
+        return
+    if not resume:
+        raise ArgumentError(f"{folder} holds a run; resume=True goes on with it")
+    found = json.loads(place.read_text())
+    if found["config"] != wanted["config"]:
+        raise ArgumentError(f"{place} is of a run with other settings; its own would do")
+    if "measured" in config.stages and found["machine"] != wanted["machine"]:
+        raise ArgumentError(f"{place}: the run measures on {found['machine']}, not on this machine")
+
+
+def header(
+    config: TrainConfig, stage: str, metrics: Mapping[str, float],
+    earlier: Mapping[str, object], seconds: float,
+) -> dict[str, object]:  # fmt: skip
+    """What a checkpoint says of itself."""
+    stages = earlier.get("stages")
+    done = dict(stages) if isinstance(stages, dict) else {}
+    done[stage] = {"seconds": round(seconds, 1), **{k: round(v, 5) for k, v in metrics.items()}}
+    return {
+        "generator": GENERATOR_VERSION, "machine": asdict(fingerprint()), "seed": config.seed,
+        "stages": done, "command": f"looptune train --seed {config.seed}",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage's settings, where its files go, and whom it tells."""
+
+    config: TrainConfig
+    folder: Path
+    report: Callable[[Mapping[str, float]], None]
+
+
+Made = tuple[PolicyNetwork, GainModel | None, Mapping[str, float]]
+
+
+def problems_of(job: Job) -> list[dataset.Problem]:
+    """The measurements."""
+    found = list(dataset.load(job.config.data))
+    job.report({"problems": float(len(found)), "rows": float(sum(len(p.rows) for p in found))})
+    return found
+
+
+def regress_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
+    """The gain model from measured schedules."""
+    problems = problems_of(job)
+    with tqdm(total=len(problems), desc="features", file=sys.stderr, disable=None) as bar:
+        table = table_of(problems, bar.update)
+    model, metrics = regress(table, replace(job.config.regress, seed=job.config.seed), job.report)
+    job.report(metrics)
+    return network, model, metrics
+
+
+def clone_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
+    """The network from the better of the measured schedules."""
+    problems = problems_of(job)
+    with tqdm(total=len(problems), desc="demonstrations", file=sys.stderr, disable=None) as bar:
+        shown = from_measurements(problems, bar.update)
+    metrics = clone(network, shown, replace(job.config.clone, seed=job.config.seed), job.report)
+    return network, gain, metrics
+
+
+def pooled(problems: Problems, count: int, seed: int) -> list[Problem]:
+    """So many problems, drawn once."""
+    rng = np.random.default_rng(seed)
+    return [problems(rng) for _ in range(count)]
+
+
+def improved(
+    job: Job, stage: str, settings: PPOConfig, network: PolicyNetwork,
+    pool: Sequence[Problem], reward: Gain,
+) -> Mapping[str, float]:  # fmt: skip
+    """PPO; the last of its reports."""
+    environments = [ConstructEnv(listed(pool), reward) for _ in range(settings.environments)]
+    last: dict[str, float] = {}
+
+    def heard(values: Mapping[str, float]) -> None:
+        last.update(values)
+        job.report(values)
+
+    settings = replace(settings, seed=job.config.seed)
+    improve(network, environments, settings, heard, job.folder / f"{stage}.state")
+    return last
+
+
+def model_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
+    """PPO on the cost model, over targets of all kinds."""
+    pool = pooled(on_any_machine, MODEL_POOL, job.config.seed + 1)
+    metrics = improved(job, "model", job.config.model, network, pool, modelled)
+    return network, gain, metrics
+
+
+def measured_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Made:
+    """PPO on measured times: nothing else may run on the machine."""
+    seed = job.config.seed
+    pool = pooled(on_this_machine, MEASURED_POOL, seed + 2)
+    reward = Measured(job.folder / "posteriors.jsonl", seed)
+    metrics = improved(job, "measured", job.config.measured, network, pool, reward)
+    reward.flush()
+    return network, gain, metrics
+
+
+STEPS: dict[str, Callable[..., Made]] = {
+    "regress": regress_stage,
+    "clone": clone_stage,
+    "model": model_stage,
+    "measured": measured_stage,
+}
