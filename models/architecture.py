@@ -15,6 +15,7 @@ from typing import Any
 from looptune.errors import CheckpointError
 from looptune.graph import (
     CANDIDATE_FEATURES,
+    CANDIDATES,
     EDGE_FEATURES,
     NODE_FEATURES,
     WORLD_FEATURES,
@@ -80,6 +81,8 @@ def architecture_from_json(value: Any) -> Architecture:
         check_numbers(value, {"hidden": 0, "layers": 0, "table": {}})
         table = ActionTable(**value["table"])
         check_numbers(value["table"], dict.fromkeys(asdict(table), 0))
+        if not (value["hidden"] and table.size and table.candidates in (0, CANDIDATES)):
+            raise ValueError(f"a width of 0, no action, or not {CANDIDATES} candidates")
         return Architecture(table, value["hidden"], value["layers"])
     except (TypeError, KeyError, ValueError) as reason:
         raise CheckpointError(f"architecture {value!r}: {reason}; sizes would do") from reason

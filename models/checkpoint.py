@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -40,14 +42,26 @@ def save(path: str | os.PathLike[str], policy: Policy) -> None:
     arrays = dict(policy.arrays)
     if policy.gain is not None:
         arrays.update({PREFIX + name: array for name, array in policy.gain.arrays.items()})
-    for name, shape in shapes_of(policy.architecture.parameters, header["gain"]).items():
+    shapes = shapes_of(policy.architecture.parameters, header["gain"])
+    if unknown := sorted(set(arrays) - set(shapes)):
+        raise CheckpointError(f"{path}: {unknown[0]} is no array of its architecture")
+    for name, shape in shapes.items():
         check(path, name, arrays.get(name), shape)
-    text = json.dumps(header, allow_nan=False).encode()
+    try:
+        text = json.dumps(header, allow_nan=False).encode()
+    except (TypeError, ValueError) as reason:
+        raise CheckpointError(f"{path}: its header is no JSON: {reason}") from reason
+    if len(text) > LONGEST_HEADER:
+        raise CheckpointError(
+            f"{path}: its header takes {len(text)} bytes; {LONGEST_HEADER} at most"
+        )
     place = os.path.abspath(path)
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(place), delete=False) as file:
         try:
             members: dict[str, Any] = {"header": np.frombuffer(text, np.uint8), **arrays}
             np.savez_compressed(file, **members)
+            file.flush()
+            os.fsync(file.fileno())
             file.close()
             os.chmod(file.name, 0o644)
             os.replace(file.name, place)
@@ -74,6 +88,9 @@ def load(path: str | os.PathLike[str] | None = None) -> Policy:
     try:
         with zipfile.ZipFile(place) as archive:
             names = [entry.filename for entry in archive.infolist()]
+            for entry in archive.infolist():
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise CheckpointError(f"{place}: {entry.filename} is not compressed by deflate")
             if len(names) != len(set(names)):
                 raise CheckpointError(f"{place}: a member is there twice")
             header = header_of(place, archive)
@@ -83,10 +100,10 @@ def load(path: str | os.PathLike[str] | None = None) -> Policy:
             if extra:
                 raise CheckpointError(f"{place}: unknown members {sorted(extra)[:3]}")
             arrays = {name: array_of(place, archive, name, size) for name, size in shapes.items()}
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as reason:
-        raise CheckpointError(f"{place}: no checkpoint: {reason}") from reason
-    except ValueError as reason:
+    except (ValueError, EOFError, zlib.error, RecursionError) as reason:
         raise CheckpointError(f"{place}: damaged: {reason}") from reason
+    except (OSError, zipfile.BadZipFile, RuntimeError) as reason:
+        raise CheckpointError(f"{place}: no checkpoint: {reason}") from reason
     own = {name: array for name, array in arrays.items() if not name.startswith(PREFIX)}
     rest = {name.removeprefix(PREFIX): arrays[name] for name in arrays.keys() - own.keys()}
     return Policy(architecture, own, header, GainModel(rest) if rest else None)
@@ -129,7 +146,16 @@ def member(place: str, archive: zipfile.ZipFile, name: str, most: int) -> np.nda
         data = file.read(most + NPY_OVERHEAD + 1)
     if len(data) != entry.file_size:
         raise CheckpointError(f"{place}: {name} is not of the size that it claims")
-    return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):
+        raise CheckpointError(f"{place}: {name} is a .npy of version {version}; (1, 0) would do")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    # NumPy would allocate whatever the description claims before it reads.
+    if dtype.itemsize * math.prod(shape) != len(data) - stream.tell():
+        raise CheckpointError(f"{place}: {name} is not of the shape {shape} that it claims")
+    stream.seek(0)
+    return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
 def check(place: object, name: str, array: object, shape: tuple[int, ...]) -> None:

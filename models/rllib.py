@@ -46,7 +46,8 @@ class GraphModule(TorchRLModule, ValueFunctionAPI):
 
     def setup(self) -> None:
         """Make the network; RLlib calls it."""
-        self.network = PolicyNetwork(architecture_from_json(self.model_config["architecture"]))
+        sizes: Any = self.model_config
+        self.network = PolicyNetwork(architecture_from_json(sizes["architecture"]))
 
     def _forward(self, batch: Mapping[str, Any], **_: Any) -> dict[str, Tensor]:
         observation = batch[Columns.OBS]
@@ -69,6 +70,8 @@ class GraphModule(TorchRLModule, ValueFunctionAPI):
 
 class Algorithm(PPO):
     """RLlib's PPO, which leaves no folder in the home directory."""
+
+    _logdir: Any
 
     def _setup_logdir(self) -> None:
         self._logdir = tempfile.mkdtemp(prefix="lt")
@@ -102,8 +105,9 @@ def ppo_config(
         make, environment = environment, f"{environment.__module__}.{environment.__qualname__}"
         register_env(environment, lambda config: make(**config))
     count = settings.rollout * settings.environments * max(1, runners)
-    return (
-        Configuration(algo_class=Algorithm)
+    fresh: Any = Configuration
+    configured: Configuration = (
+        fresh(algo_class=Algorithm)
         .environment(environment, env_config=dict(env_config or {}), disable_env_checking=True)
         .framework("torch")
         .env_runners(
@@ -121,7 +125,7 @@ def ppo_config(
             train_batch_size_per_learner=count,
             minibatch_size=min(settings.minibatch, count),
             num_epochs=settings.epochs,
-            lr=settings.rate,
+            lr=[[0, settings.rate], [max(1, int(0.9 * settings.steps)), 0.1 * settings.rate]],
             gamma=settings.discount,
             lambda_=settings.smoothing,
             clip_param=settings.clip,
@@ -135,6 +139,7 @@ def ppo_config(
         )
         .debugging(seed=settings.seed)
     )
+    return configured
 
 
 def arrays_of(module_state: Arrays, architecture: Architecture) -> dict[str, np.ndarray]:
@@ -152,22 +157,25 @@ def module_state_of(arrays: Arrays, architecture: Architecture) -> dict[str, np.
     return {PREFIX + name: tensor.numpy() for name, tensor in network.state_dict().items()}
 
 
-def architecture_of(configuration: Configuration) -> Architecture:
-    """What the configuration's module is made of."""
+def architecture_of(configuration: Any) -> Architecture:
+    """What the module of an RLlib configuration is made of."""
     return architecture_from_json(configuration.rl_module_spec.model_config["architecture"])
 
 
 def read_arrays(algorithm: PPO) -> dict[str, np.ndarray]:
     """The network's arrays that an algorithm's learner has."""
-    state = algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    learners: Any = algorithm.learner_group
+    state = learners.get_weights()[DEFAULT_MODULE_ID]
     return arrays_of(state, architecture_of(algorithm.config))
 
 
 def write_arrays(algorithm: PPO, arrays: Arrays) -> None:
     """Give arrays to an algorithm's learner and to its runners."""
     state = module_state_of(arrays, architecture_of(algorithm.config))
-    algorithm.learner_group.set_weights({DEFAULT_MODULE_ID: state})
-    algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=algorithm.learner_group)
+    learners: Any = algorithm.learner_group
+    runners: Any = algorithm.env_runner_group
+    learners.set_weights({DEFAULT_MODULE_ID: state})
+    runners.sync_weights(from_worker_or_learner_group=learners)
 
 
 def train(
@@ -200,9 +208,9 @@ Turn = tuple[int, dict[str, float], dict[str, np.ndarray]]
 
 def local_turns(configuration: Configuration, start: Arrays | None) -> Iterator[Turn]:
     """Iterations in this process, without a cluster: steps, figures, arrays."""
-    runner = SingleAgentEnvRunner(config=configuration)
+    runner: Any = SingleAgentEnvRunner(config=configuration)
     try:
-        learner = configuration.build_learner(env=runner.env)
+        learner: Any = configuration.build_learner(env=runner.env)
         own = learner.module[DEFAULT_MODULE_ID].network
         if start is not None:
             own.load_arrays(start)
@@ -227,7 +235,7 @@ def local_turns(configuration: Configuration, start: Arrays | None) -> Iterator[
 def remote_turns(configuration: Configuration, start: Arrays | None) -> Iterator[Turn]:
     """Iterations of an algorithm with remote runners."""
     with cluster(configuration):
-        algorithm = configuration.build_algo()
+        algorithm: Any = configuration.build_algo()
         try:
             if start is not None:
                 write_arrays(algorithm, start)
