@@ -22,7 +22,7 @@ import numpy as np
 from looptune.errors import CheckpointError
 from looptune.graph import OBSERVATION_VERSION
 from looptune.models import gain
-from looptune.models.architecture import architecture_from_json
+from looptune.models.architecture import Architecture, architecture_from_json
 from looptune.models.gain import GainModel
 from looptune.models.inference import Policy
 
@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Policy:
             if len(names) != len(set(names)):
                 raise CheckpointError(f"{place}: a member is there twice")
             header = header_of(place, archive)
-            architecture = architecture_from_json(header.get("architecture"))
+            architecture = architecture_of(place, header)
             shapes = shapes_of(architecture.parameters, header.get("gain"))
             extra = set(names) - {f"{name}.npy" for name in shapes} - {"header.npy"}
             if extra:
@@ -125,6 +125,14 @@ def header_of(place: str, archive: zipfile.ZipFile) -> dict[str, Any]:
                 "checkpoint trained with it would do"
             )
     return header
+
+
+def architecture_of(place: str, header: Mapping[str, Any]) -> Architecture:
+    """The architecture that a header tells."""
+    try:
+        return architecture_from_json(header.get("architecture"))
+    except CheckpointError as reason:
+        raise CheckpointError(f"{place}: {reason}") from reason
 
 
 def array_of(place: str, archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
