@@ -15,7 +15,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from looptune.envs.problem import Problem, Problems, on_this_machine
+from looptune.envs.problem import (
+    Problem,
+    Problems,
+    check_render_mode,
+    chosen,
+    named,
+    on_this_machine,
+)
 from looptune.envs.rewards import REWARDS, Gain, clipped, modelled
 from looptune.errors import ArgumentError
 from looptune.graph import ActionTable, Observation, in_domain, shapes
@@ -23,7 +30,6 @@ from looptune.schedule import Schedule
 
 ILLEGAL_PENALTY = -0.05
 PATIENCE = 64  # illegal actions, after which an episode is cut off
-OPTIONS = ("nest", "target", "threads", "start")
 Info = dict[str, Any]
 
 
@@ -92,12 +98,9 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         gamma: float = 1.0,
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(reward, str) and reward not in REWARDS:
-            raise ArgumentError(f"reward={reward!r}; one of {sorted(REWARDS)} would do")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ArgumentError(f"render_mode={render_mode!r}; 'ansi' or None would do")
+        check_render_mode(render_mode)
         self.problems = problems
-        self.gain: Gain = REWARDS[reward]() if isinstance(reward, str) else reward
+        self.gain: Gain = named(reward, REWARDS)
         self.shaping, self.gamma = shaping, gamma
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(self.table.size)
@@ -121,10 +124,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         """A new episode. Raises `ArgumentError` for unknown options and nests without slots."""
         super().reset(seed=seed)
         options = options or {}
-        unknown = set(options) - set(OPTIONS)
-        if unknown:
-            raise ArgumentError(f"options {sorted(unknown)}; {list(OPTIONS)} would do")
-        self.problem = self.chosen(options)
+        self.problem = chosen(options, ("start",), self.problems, self.np_random)
         if not in_domain(self.problem.nest):
             raise ArgumentError(f"{self.problem.nest} has too many axes or operands to observe")
         self.past, self.taken, self.refused = [self.started(self.problem, options)], [], 0
@@ -134,16 +134,6 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         """The observation: arrays that nothing else holds, and that may be written to."""
         found = self.state.observe()
         return {**found, **{name: found[name].copy() for name in ("candidates", "action_mask")}}
-
-    def chosen(self, options: Mapping[str, Any]) -> Problem:
-        """The problem of an episode: given, or drawn and changed as far as it is given."""
-        if "nest" in options and "target" in options:
-            return Problem(options["nest"], options["target"], options.get("threads", 1))
-        drawn = self.problems(self.np_random)
-        return Problem(
-            options.get("nest", drawn.nest), options.get("target", drawn.target),
-            options.get("threads", drawn.threads),
-        )  # fmt: skip
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, Info]:
         """Take an action."""

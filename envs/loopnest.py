@@ -18,7 +18,7 @@ from looptune.default import default_schedule
 from looptune.envs.episode import GraphEnv
 from looptune.envs.problem import Problem
 from looptune.errors import ArgumentError, ScheduleError
-from looptune.graph import LOOPS, ActionTable, Observation, observe
+from looptune.graph import LOOPS, ActionTable, Observation, legal_action, observe
 from looptune.outlook import outlook, worth
 from looptune.schedule import Pack, Schedule, merge, pack, parallel, split, swap, vectorize
 from looptune.search import SPLITS
@@ -290,10 +290,7 @@ class Walk:
 
     def take(self, action: int) -> Walk:
         """The state after an action; raises `ScheduleError` unless `mask` allows it."""
-        action = int(action)
-        if not 0 <= action < TABLE.size or not self.mask[action]:
-            legal = np.flatnonzero(self.mask).tolist()
-            raise ScheduleError(f"action {action} of a loop nest; one of {legal} would do")
+        action = legal_action(self.mask, action)
         if action == STOP:
             return replace(self, steps=self.steps + 1, done=True)
         schedule = self.applied(action)

@@ -20,13 +20,13 @@ from gymnasium import spaces
 
 from looptune.build import build
 from looptune.cost import predict
-from looptune.envs.problem import Problem, Problems
-from looptune.errors import ArgumentError, LooptuneError, LoweringError
+from looptune.envs.problem import Problem, Problems, check_render_mode, chosen, named
+from looptune.errors import LooptuneError, LoweringError
 from looptune.host import host_target
 from looptune.ir import Nest, Operand, plan_of
 from looptune.measure import measure, peak_flops
 from looptune.oracle import Oracle
-from looptune.schedule import Loop, Schedule, reorder, split_to, vectorize
+from looptune.schedule import Loop, Schedule, vectorize, with_loops
 from looptune.target import Target
 from looptune.workloads.generate import paper_matmul
 from looptune.workloads.held_out import is_held_out
@@ -38,7 +38,6 @@ ROWS, FEATURES, BINS = 10, 20, 16
 LARGEST = 1e6  # of an observation
 MULTIPLE = 8  # of the innermost loop's trips
 REMEMBERED = 4096  # rates
-OPTIONS = ("nest", "target", "threads")
 Rate = Callable[[Problem, Schedule], float]
 Info = dict[str, Any]
 
@@ -102,18 +101,12 @@ class Walk:
     @cached_property
     def schedule(self) -> Schedule:
         """The loops as a schedule, without those that never make a second trip."""
-        nest = self.nest
         wanted = [
             loop
             for at, loop in enumerate(self.loops)
             if loop.step == 1 or self.reach(at) > loop.step
         ]
-        schedule = Schedule(nest)
-        for number, axis in enumerate(nest.axes):
-            steps = [loop.step for loop in wanted if loop.axis == number]
-            schedule = split_to(schedule, number, steps, axis)
-        position = {loop: at for at, loop in enumerate(schedule.loops)}
-        schedule = reorder(schedule, [position[loop] for loop in wanted])
+        schedule = with_loops(Schedule(self.nest), wanted)
         return vectorize(schedule, wanted[-1].axis) if wanted else schedule
 
     def observe(self) -> np.ndarray:
@@ -227,12 +220,9 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         reward: str | Rate = "model",
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(reward, str) and reward not in RATES:
-            raise ArgumentError(f"reward={reward!r}; one of {sorted(RATES)} would do")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ArgumentError(f"render_mode={render_mode!r}; 'ansi' or None would do")
+        check_render_mode(render_mode)
         self.problems = problems
-        self.rate: Rate = RATES[reward]() if isinstance(reward, str) else reward
+        self.rate: Rate = named(reward, RATES)
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(len(ACTIONS))
         self.observation_space = spaces.Box(0.0, LARGEST, (ROWS * FEATURES,), np.float32)
@@ -248,15 +238,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, Info]:
         """A new episode; raises `ArgumentError` for unknown options."""
         super().reset(seed=seed)
-        options = options or {}
-        unknown = set(options) - set(OPTIONS)
-        if unknown:
-            raise ArgumentError(f"options {sorted(unknown)}; {list(OPTIONS)} would do")
-        given = "nest" in options and "target" in options
-        drawn = (
-            Problem(options["nest"], options["target"]) if given else self.problems(self.np_random)
-        )
-        self.problem = replace(drawn, **options)
+        self.problem = chosen(options or {}, (), self.problems, self.np_random)
         nest = self.problem.nest
         walk = Walk(nest, tuple(Loop(axis) for axis in range(len(nest.axes))))
         self.past = [(walk, self.rate(self.problem, walk.schedule))]

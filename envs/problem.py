@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
+from looptune.errors import ArgumentError
 from looptune.graph import in_domain
 from looptune.host import host_target, runs
 from looptune.ir import Nest
 from looptune.target import TARGETS, Target
 from looptune.workloads.generate import draw
 
+Reward = TypeVar("Reward")
 MOST_THREADS = 8
 CACHE_FACTORS = (0.5, 1.0, 2.0, 4.0)
 
@@ -27,6 +30,7 @@ class Problem:
 
 
 Problems = Callable[[np.random.Generator], Problem]
+GIVEN = ("nest", "target", "threads")  # options of a reset that say what a problem is
 
 
 def drawn(rng: np.random.Generator, family: str | None = None) -> Nest:
@@ -60,3 +64,35 @@ def on_any_machine(rng: np.random.Generator) -> Problem:
 def listed(problems: Sequence[Problem]) -> Problems:
     """One of a list."""
     return lambda rng: problems[int(rng.integers(len(problems)))]
+
+
+def chosen(
+    options: Mapping[str, Any], others: Sequence[str], problems: Problems, rng: np.random.Generator
+) -> Problem:
+    """The problem of an episode: given by the options, or drawn and changed as far as it is given.
+
+    Raises `ArgumentError` for options that are neither of a problem nor among `others`.
+    """
+    known = (*GIVEN, *others)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ArgumentError(f"options {unknown}; {list(known)} would do")
+    given = {name: options[name] for name in GIVEN if name in options}
+    if "nest" in given and "target" in given:
+        return Problem(**given)
+    return replace(problems(rng), **given)
+
+
+def named(reward: str | Reward, rewards: Mapping[str, Callable[[], Reward]]) -> Reward:
+    """A reward as it is, or by its name; raises `ArgumentError` with the names there are."""
+    if not isinstance(reward, str):
+        return reward
+    if reward not in rewards:
+        raise ArgumentError(f"reward={reward!r}; one of {sorted(rewards)} would do")
+    return rewards[reward]()
+
+
+def check_render_mode(mode: str | None) -> None:
+    """Raise `ArgumentError` for a way to render that there is not."""
+    if mode not in (None, "ansi"):
+        raise ArgumentError(f"render_mode={mode!r}; 'ansi' or None would do")

@@ -18,12 +18,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from looptune.cost import predict
-from looptune.default import default_schedule
 from looptune.envs.problem import Problem
 from looptune.errors import LooptuneError, MeasurementError
 from looptune.host import fingerprint
 from looptune.measure import Posterior
+from looptune.propose import ModelValue
 from looptune.schedule import Schedule
 from looptune.tuner import Spending, Tuner
 
@@ -41,12 +40,8 @@ def clipped(gain: float | None) -> float:
 
 def modelled(problem: Problem, schedule: Schedule) -> float | None:
     """The gain by the cost model, None for what cannot be lowered: the same anywhere."""
-    default = default_schedule(problem.nest, problem.target, problem.threads)
-    try:
-        cycles = predict(schedule, problem.target, problem.threads).cycles
-    except LooptuneError:
-        return None
-    return math.log(predict(default, problem.target, problem.threads).cycles / cycles)
+    value = ModelValue(problem.nest, problem.target, problem.threads)(schedule)
+    return value if value > -math.inf else None
 
 
 def merged(first: Posterior, second: Posterior) -> Posterior:

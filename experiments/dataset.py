@@ -79,9 +79,7 @@ def schedules_of(nest: Nest, target: Target, rng: np.random.Generator) -> dict[s
         return {}
     value = ModelValue(nest, target)
     stop = time.perf_counter() + BEAM_SECONDS
-    expand = by_model(value)
-    states = beam(start, lambda level: expand(level) if time.perf_counter() < stop else [],
-                  BEAM_WIDTH)  # fmt: skip
+    states = beam(start, by_model(value, lambda: time.perf_counter() > stop), BEAM_WIDTH)
     liked = (finished(each.state) for each in sorted(states, key=lambda each: -each.score))
     walks = (random_construction(rng, start) for _ in range(4 * RANDOM))
     numbers = sorted(

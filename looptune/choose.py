@@ -121,15 +121,22 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
 
 def advised(nest: Nest, options: Options) -> Chosen:
     """What a policy expects most of; the default, with the reason, where it expects nothing."""
-    from looptune.models.advise import advise, outside, policy_of
+    from looptune.models.advise import advise, policy_of
 
     policy = policy_of(options.policy)
     found = advise(policy, nest, options.target, options.threads)
-    if found:
+    if found and found[0].gain > 0:
         return Chosen(found[0].schedule, "policy", None, len(found))
     default = default_schedule(nest, options.target, options.threads)
+    return Chosen(default, "default", note=unadvised(nest))
+
+
+def unadvised(nest: Nest) -> str:
+    """Why a policy proposes nothing for a nest."""
+    from looptune.models.advise import outside
+
     reason = outside(nest) or "nothing that it proposes is expected to beat the default"
-    return Chosen(default, "default", note=f"policy: {reason}")
+    return f"policy: {reason}"
 
 
 def predicted(nest: Nest, options: Options) -> Chosen:
@@ -195,6 +202,7 @@ def measured(nest: Nest, options: Options) -> Chosen:
     return Chosen(
         schedule, options.strategy, posterior, len(tuner.trials), tuner.rejected, seconds,
         tuple(tuner.trials),
+        unadvised(nest) if options.strategy == "policy" and not tuner.trials else "",
     )  # fmt: skip
 
 

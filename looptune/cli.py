@@ -450,12 +450,12 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 JOBS = {
-    "train": run_train,
     "optimize": run_optimize,
     "show": run_show,
     "bench": run_bench,
     "peak": run_peak,
     "db": run_db,
+    "train": run_train,
     "doctor": run_doctor,
 }
 

@@ -26,8 +26,7 @@ from looptune.default import (
     share,
     stream_bytes,
 )
-from looptune.errors import ScheduleError
-from looptune.graph import CANDIDATES, ActionTable, Observation, observe
+from looptune.graph import CANDIDATES, ActionTable, Observation, legal_action, observe
 from looptune.ir import Nest
 from looptune.offers import Tile, features, tiles_on_offer
 from looptune.outlook import outlook, worth
@@ -37,9 +36,8 @@ from looptune.schedule import (
     Schedule,
     pack,
     parallel,
-    reorder,
-    split_to,
     vectorize,
+    with_loops,
 )
 from looptune.target import Target
 
@@ -167,10 +165,7 @@ class Construction:
 
     def take(self, action: int) -> Construction:
         """The state after an action; raises `ScheduleError` unless `mask` allows it."""
-        action = int(action)
-        if not 0 <= action < TABLE.size or not self.mask[action]:
-            legal = np.flatnonzero(self.mask).tolist()
-            raise ScheduleError(f"action {action} of a construction; one of {legal} would do")
+        action = legal_action(self.mask, action)
         if action == STOP:
             return replace(self, done=True, steps=self.steps + 1)
         if action < TABLE.axis_at:
@@ -246,11 +241,7 @@ class Construction:
         wanted += [loop for loop in tile if loop not in wanted]
         missing = {loop.axis for loop in schedule.loops} - {loop.axis for loop in wanted}
         wanted = [Loop(axis) for axis in sorted(missing)] + wanted
-        for number, axis in enumerate(self.nest.axes):
-            steps = [loop.step for loop in wanted if loop.axis == number]
-            schedule = split_to(schedule, number, steps, axis)
-        position = {loop: at for at, loop in enumerate(schedule.loops)}
-        return reorder(schedule, [position[loop] for loop in wanted])
+        return with_loops(schedule, wanted)
 
     def packed(self, schedule: Schedule) -> Schedule:
         """The packs that were chosen, each at the loop around the outermost one that reads its
@@ -287,7 +278,7 @@ class Construction:
     def observe(self) -> Observation:
         """What a policy sees (`looptune.graph`): the schedule as it would be completed, how far
         it is decided, the tiles on offer, and what the cost model makes of it."""
-        reach = dict(enumerate(self.reach if self.tile is not None else self.unreached))
+        reach = (1,) * len(self.nest.axes) if self.tile is None else self.reach
         return observe(
             self.schedule, self.target, self.threads, self.mask,
             steps_left=1 - self.steps / HORIZON, reach=reach,
@@ -304,11 +295,6 @@ class Construction:
     def worth(self) -> float | None:
         """log(default's / schedule's predicted time); None if it cannot be lowered."""
         return worth(self.outlook)
-
-    @property
-    def unreached(self) -> tuple[int, ...]:
-        """Nothing is decided along any axis."""
-        return (1,) * len(self.nest.axes)
 
     def name_of(self, action: int) -> str:
         """An action in words, such as `tile n:16 m:6`, `k x4`, `pack b`, `leave b`, `stop`."""

@@ -12,14 +12,16 @@ loops and operands, then those of the whole nest (`ActionTable`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from looptune.dtypes import ITEM_BYTES
+from looptune.errors import ScheduleError
 from looptune.ir import Nest, Operand
+from looptune.outlook import FEATURES as OUTLOOK
 from looptune.schedule import Schedule
 from looptune.target import Target
 
@@ -32,7 +34,7 @@ EDGE_FEATURES = 8
 CANDIDATES = 64
 CANDIDATE_FEATURES = 16
 MACHINE_FEATURES = 32
-WORLD_FEATURES = MACHINE_FEATURES + 59  # what looptune.outlook tells of the schedule
+WORLD_FEATURES = MACHINE_FEATURES + OUTLOOK
 
 Observation = dict[str, np.ndarray]
 
@@ -71,6 +73,14 @@ class ActionTable:
     def size(self) -> int:
         """How many actions there are."""
         return self.world_at + self.world
+
+
+def legal_action(mask: np.ndarray, action: int) -> int:
+    """An action as an int; raises `ScheduleError` unless `mask` allows it."""
+    number = int(action)
+    if not 0 <= number < len(mask) or not mask[number]:
+        raise ScheduleError(f"action {number}; one of {np.flatnonzero(mask).tolist()} would do")
+    return number
 
 
 def in_domain(nest: Nest) -> bool:
@@ -191,9 +201,10 @@ def machine_features(nest: Nest, target: Target, threads: int) -> np.ndarray:
     return found
 
 
+NO_CANDIDATES = np.zeros((CANDIDATES, CANDIDATE_FEATURES), np.float32)
+NO_CANDIDATES.flags.writeable = False
 STEPS_LEFT = MACHINE_FEATURES - 1  # where `observe` says how much of the horizon is left
-TREE = 24  # features of an axis from here on depend on the schedule
-TAKEN = 26
+TREE = 24  # the features of an axis from here on depend on the schedule
 
 
 def observe(
@@ -203,7 +214,7 @@ def observe(
     mask: np.ndarray,
     *,
     steps_left: float = 1.0,
-    reach: Mapping[int, int] | None = None,
+    reach: Sequence[int] | None = None,
     candidates: np.ndarray | None = None,
     outlook: np.ndarray | None = None,
 ) -> Observation:
@@ -221,8 +232,8 @@ def observe(
     ranges = [axis.extent for axis in nest.axes]
     for axis, extent in enumerate(ranges):
         until = extent if reach is None else reach[axis]
-        nodes[axis, TREE:TAKEN] = schedule.vector == axis, log(until) / 10
-        nodes[axis, TAKEN] = log(math.ceil(extent / until)) / 10
+        left = math.ceil(extent / until)
+        nodes[axis, TREE : TREE + 3] = schedule.vector == axis, log(until) / 10, log(left) / 10
     loops = schedule.loops[:LOOPS]
     below = np.empty((len(loops), len(ranges)), np.float32)
     count, previous = base.count, -1
@@ -277,6 +288,3 @@ def observe(
         "candidates": NO_CANDIDATES if candidates is None else candidates,
         "world": world, "action_mask": mask,
     }  # fmt: skip
-
-
-NO_CANDIDATES = np.zeros((CANDIDATES, CANDIDATE_FEATURES), np.float32)

@@ -19,6 +19,7 @@ from looptune.lower.form import Form, form_of
 from looptune.schedule import Schedule
 from looptune.target import Target
 
+LEAST = 1e-3  # of the base, added to a part of a cost so that none is zero
 COSTS = ("all", "compute", "traffic", "copies", "overhead")
 FORM = (
     "accumulators", "axes in the tile", "log tiles", "lengths of tiles", "log visits",
@@ -45,7 +46,7 @@ def outlook(schedule: Schedule, target: Target, threads: int = 1) -> np.ndarray:
 
 def worth(found: np.ndarray) -> float | None:
     """The cost model's log(default's time / schedule's time) in an outlook; None for zeros."""
-    return float(-found[1]) if found[0] else None
+    return -math.log(max(LEAST, math.exp(found[1]) - LEAST)) if found[0] else None
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +60,7 @@ def reference(nest: Nest, target: Target, threads: int) -> tuple[Cost, tuple[flo
 def relative(cost: Cost, base: Cost) -> tuple[float, ...]:
     """A cost's parts as logarithms, relative to all of the base."""
     parts = (cost.cycles, cost.compute, cost.traffic, cost.copies, cost.overhead)
-    return tuple(math.log((part + 1e-3 * base.cycles) / base.cycles) for part in parts)
+    return tuple(math.log(part / base.cycles + LEAST) for part in parts)
 
 
 def described(form: Form, schedule: Schedule) -> tuple[float, ...]:

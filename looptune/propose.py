@@ -76,12 +76,13 @@ def beam(start: Construction, expand: Expand, width: int) -> list[Scored]:
     return found
 
 
-def by_model(value: ModelValue) -> Expand:
-    """Every decision but to stop, worth what the cost model says of the completed schedule."""
+def by_model(value: ModelValue, late: Callable[[], bool] = lambda: False) -> Expand:
+    """Every decision but to stop, worth what the cost model says of the completed schedule; none
+    once it is `late`."""
 
     def expand(level: Sequence[Scored]) -> list[Scored]:
         found: dict[str, Scored] = {}
-        for each in level:
+        for each in () if late() else level:
             legal = np.flatnonzero(each.state.mask[:-1])
             for action in legal[:EXPERT_TILES] if each.state.tile is None else legal:
                 state = each.state.take(int(action))

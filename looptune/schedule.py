@@ -450,13 +450,20 @@ def parse_order(nest: Nest, text: str, vector: str | None = None) -> Schedule:
         if name not in names or (colon and not re.fullmatch("[0-9]{1,18}", step)):
             raise ScheduleError(f"order {text!r}: {word!r} is no `axis:step` over {names}")
         wanted.append(Loop(names.index(name), int(step or 1)))
-    schedule = Schedule(nest)
-    for number, axis in enumerate(nest.axes):
+    schedule = with_loops(Schedule(nest), wanted)
+    return schedule if vector is None else vectorize(schedule, vector)
+
+
+def with_loops(schedule: Schedule, wanted: Sequence[Loop]) -> Schedule:
+    """A schedule with one loop an axis, split and reordered to have these loops, outermost first.
+
+    Raises `ScheduleError` for a missing innermost loop, or steps that do not divide one another.
+    """
+    for number, axis in enumerate(schedule.nest.axes):
         steps = [loop.step for loop in wanted if loop.axis == number]
         schedule = split_to(schedule, number, steps, axis)
     position = {loop: at for at, loop in enumerate(schedule.loops)}
-    schedule = reorder(schedule, [position[loop] for loop in wanted])
-    return schedule if vector is None else vectorize(schedule, vector)
+    return reorder(schedule, [position[loop] for loop in wanted])
 
 
 def split_to(schedule: Schedule, number: int, steps: list[int], axis: Axis) -> Schedule:

@@ -116,19 +116,19 @@ def optimize(
     the kernel is not slower than that beyond noise; without one they are ranked by the cost model
     (a policy's by what it learnt from measurements), and nothing is measured. What was measured is
     kept in `database` ("default": the user's; None: nowhere; or a path), and what is found there
-    wins unless `retune`. `kernel.origin` says where the schedule
-    comes from, `kernel.report` what was tried and how long each part took. `progress` is True for
-    a bar on stderr, or called with every trial. With `isolate` candidates run in a process of
+    wins unless `retune`. `kernel.origin` says where the schedule comes from, `kernel.report` what
+    was tried and how long each part took. `progress` is True for a bar on stderr, or called with
+    every trial. With `isolate` candidates run in a process of
     their own, which a crash or a hang costs, and nothing else. An interrupt is raised again after
     what was found has been recorded.
 
     Raises `SpecError` for a spec without meaning, `ArgumentTypeError` for an unknown keyword,
     `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
-    cannot be run to verify it, `DatabaseError` for a path that is no database,
-    `VerificationError` if the kernel is wrong.
+    cannot be run to verify it, `DatabaseError` for a path that is no database, `CheckpointError`
+    for a policy's file that is no use, `VerificationError` if the kernel is wrong.
     """
     strategy_named(strategy)
-    check_policy(policy, strategy)
+    asked = asked_policy(policy, strategy)
     check_options(verify, seed)
     if not isinstance(retune, bool):
         raise ArgumentTypeError(f"retune={retune!r}; True or False would do")
@@ -143,7 +143,7 @@ def optimize(
     share = limits.share(len(plan.nests))
     options = Options(
         strategy, machine, workers, share.seconds, share.measurements, None, retune,
-        seed, progress=progress, isolate=isolate, policy=policy,
+        seed, progress=progress, isolate=isolate, policy=asked,
     )  # fmt: skip
     options = replace(options, database=opened(database, for_records=options.measures))
     choices = tuple(choose(nest, options) for nest in plan.nests)
@@ -245,13 +245,16 @@ def check_options(verify: object, seed: object) -> None:
         raise ArgumentTypeError(f"seed={seed!r}; a whole number of at least 0 would do")
 
 
-def check_policy(policy: object, strategy: str) -> None:
-    """Raise `ArgumentTypeError` for a policy that is none, or that nobody would ask, and
-    `CheckpointError` for a file that holds none."""
+def asked_policy(policy: object, strategy: str) -> object:
+    """The policy that the strategy of that name asks; None for other strategies.
+
+    Raises `ArgumentTypeError` for a policy that is none, or that nobody would ask, and
+    `CheckpointError` for a file that holds none.
+    """
     if policy is not None and strategy != "policy":
         raise ArgumentTypeError(f"policy=... is for strategy='policy', not {strategy!r}")
     if strategy != "policy":
-        return
+        return None
     from looptune.models.advise import policy_of
     from looptune.models.inference import Policy
 
@@ -260,7 +263,7 @@ def check_policy(policy: object, strategy: str) -> None:
             f"policy={policy!r}; a checkpoint's path, a looptune.models.inference.Policy or None "
             "for the shipped one would do"
         )
-    policy_of(policy)
+    return policy_of(policy)
 
 
 def plan_for(

@@ -1,8 +1,8 @@
 """What a policy advises: schedules for a nest, the most promising first, without running any.
 
 The network leads a beam over constructions (`looptune.propose`); the gain model, which learnt
-from measurements, says what each of them is worth, less what its members differ by. Where that
-is not above zero, the default is the advice.
+from measurements, says what each of them is worth, less what its members differ by. Without a
+measurement, what is not expected to gain is not worth its risk; with one it may be asked for.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Advice:
     gain: float
 
 
-@lru_cache(maxsize=8)
-def policy_at(path: str | None) -> Policy:
-    """The policy of a file, read once; None is the shipped one. Raises `CheckpointError`."""
-    return load(path)
+@lru_cache(maxsize=1)
+def shipped() -> Policy:
+    """The policy that comes with looptune, read once; raises `CheckpointError`."""
+    return load()
 
 
-def policy_of(policy: object) -> Policy:
-    """A policy as it is, or that of a path, or the shipped one for None."""
+def policy_of(policy: Policy | str | os.PathLike[str] | None) -> Policy:
+    """A policy as it is, or that of a path, read anew, or the shipped one for None."""
     if isinstance(policy, Policy):
         return policy
-    return policy_at(None if policy is None else os.fspath(policy))  # type: ignore[call-overload]
+    return shipped() if policy is None else load(policy)
 
 
 def outside(nest: Nest) -> str:
@@ -70,8 +70,8 @@ def advise(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Advice]:
-    """Schedules that beat the default by the policy's expectation, the best first; none if there
-    are none, or the nest is `outside`."""
+    """Schedules other than the default with what the policy expects of them, the best first; none
+    if there are none, or the nest is `outside`."""
     start = Construction(nest, target, threads)
     if outside(nest) or not start.offers:
         return []
@@ -84,7 +84,7 @@ def advise(
         return []
     gains = worth_of(policy, found)
     order = np.argsort(-gains, kind="stable")
-    return [Advice(found[at].schedule, float(gains[at])) for at in order if gains[at] > 0]
+    return [Advice(found[at].schedule, float(gains[at])) for at in order]
 
 
 def worth_of(policy: Policy, states: list[Construction]) -> np.ndarray:

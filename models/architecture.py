@@ -14,16 +14,24 @@ from typing import Any
 
 from looptune.errors import CheckpointError
 from looptune.graph import (
+    AXES,
     CANDIDATE_FEATURES,
     CANDIDATES,
     EDGE_FEATURES,
+    LOOPS,
     NODE_FEATURES,
+    NODES,
     WORLD_FEATURES,
     ActionTable,
 )
 
 ILLEGAL = -1e9  # a finite logit, so that entropies stay finite, too
-SLOTS = ("axis", "loop", "operand")
+PLACES = {  # of the slots in an observation's nodes
+    "axis": slice(0, AXES),
+    "loop": slice(AXES, AXES + LOOPS),
+    "operand": slice(AXES + LOOPS, NODES),
+}
+SLOTS = tuple(PLACES)
 LARGEST = 1024  # of a width
 
 

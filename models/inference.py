@@ -9,11 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from looptune.construct import Construction
-from looptune.graph import AXES, LOOPS, NODES, Observation
-from looptune.models.architecture import ILLEGAL, SLOTS, Architecture
+from looptune.graph import NODES, Observation
+from looptune.models.architecture import ILLEGAL, PLACES, SLOTS, Architecture
 from looptune.models.gain import GainModel
 
-PLACES = {"axis": slice(0, AXES), "loop": slice(AXES, AXES + LOOPS), "operand": slice(-6, None)}
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GINEConv
 
-from looptune.graph import AXES, LOOPS, NODES
-from looptune.models.architecture import ILLEGAL, SLOTS, Architecture
+from looptune.graph import NODES
+from looptune.models.architecture import ILLEGAL, PLACES, SLOTS, Architecture
 
-PLACES = {"axis": slice(0, AXES), "loop": slice(AXES, AXES + LOOPS), "operand": slice(-6, None)}
-assert NODES == AXES + LOOPS + 6
 SMALL = 0.01  # of the last layer's weights: a new policy is nearly even
 
 

@@ -28,7 +28,6 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune import register_env
 from torch import Tensor
 
-import looptune
 from looptune.errors import ArgumentError
 from looptune.models.architecture import Architecture, architecture_from_json
 from looptune.models.network import PolicyNetwork
@@ -273,6 +272,8 @@ def cluster(configuration: Configuration) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    import looptune
+
     runners = configuration.num_env_runners
     held = configuration.custom_resources_per_env_runner
     root = str(Path(looptune.__file__).parents[1])

@@ -74,6 +74,11 @@ class Log:
         else:
             self.board = SummaryWriter(str(self.folder / "tensorboard"))
 
+    def close(self) -> None:
+        """Finish TensorBoard's file."""
+        if self.board is not None:
+            self.board.close()
+
     def of(self, stage: str) -> Callable[[Mapping[str, float]], None]:
         """What a stage reports to."""
         began = time.monotonic()
@@ -120,6 +125,7 @@ def run(config: TrainConfig, folder: Path, resume: bool = False) -> Policy:
             time.monotonic() - began), gain,
         )  # fmt: skip
         checkpoint.save(made, policy)
+    log.close()
     assert policy is not None
     checkpoint.save(folder / "policy.npz", policy)
     return policy
@@ -137,11 +143,15 @@ def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
         return
     if not resume:
         raise ArgumentError(f"{folder} holds a run; resume=True goes on with it")
-    found = json.loads(place.read_text())
-    if found["config"] != wanted["config"]:
+    try:
+        found = json.loads(place.read_text())
+    except ValueError as reason:
+        raise ArgumentError(f"{place} is damaged: {reason}") from reason
+    if found.get("config") != wanted["config"]:
         raise ArgumentError(f"{place} is of a run with other settings; its own would do")
-    if "measured" in config.stages and found["machine"] != wanted["machine"]:
-        raise ArgumentError(f"{place}: the run measures on {found['machine']}, not on this machine")
+    if "measured" in config.stages and found.get("machine") != wanted["machine"]:
+        there = found.get("machine")
+        raise ArgumentError(f"{place}: the run measures on {there}, not on this machine")
 
 
 def header(
@@ -152,9 +162,10 @@ def header(
     stages = earlier.get("stages")
     done = dict(stages) if isinstance(stages, dict) else {}
     done[stage] = {"seconds": round(seconds, 1), **{k: round(v, 5) for k, v in metrics.items()}}
+    asked = ",".join(config.stages)
     return {
         "generator": GENERATOR_VERSION, "machine": asdict(fingerprint()), "seed": config.seed,
-        "stages": done, "command": f"looptune train --seed {config.seed}",
+        "stages": done, "command": f"looptune train RUN --seed {config.seed} --stages {asked}",
     }  # fmt: skip
 
 

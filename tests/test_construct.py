@@ -140,7 +140,7 @@ def test_threads_share_the_loop_that_was_chosen() -> None:
 def test_decisions_that_do_not_apply_are_refused() -> None:
     state = Construction(matmul(64, 64, 64).nests[0], AVX2)
     for action in (-1, TABLE.size, axis_action(0, ALL), TABLE.operand_at, CANDIDATES - 1):
-        with pytest.raises(ScheduleError, match=rf"action {action} of a construction; one of \["):
+        with pytest.raises(ScheduleError, match=rf"action {action}; one of \["):
             state.take(action)
     with pytest.raises(ScheduleError, match=r"one of \[170\] would do"):
         state.take(STOP).take(0)

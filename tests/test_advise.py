@@ -1,0 +1,154 @@
+"""What a policy advises, and what `optimize` makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_property import needs_host
+
+import looptune
+from looptune.construct import TABLE, Construction
+from looptune.default import default_schedule
+from looptune.errors import ArgumentTypeError, CheckpointError
+from looptune.models.advise import advise, outside, policy_of, shipped
+from looptune.models.architecture import Architecture
+from looptune.models.checkpoint import save
+from looptune.models.gain import GainModel
+from looptune.models.gain import shapes as gain_shapes
+from looptune.models.inference import Policy
+from looptune.target import target_named
+from looptune.workloads import einsum, matmul
+
+AVX2 = target_named("avx2")
+PLAN = matmul(96, 80, 112)
+(NEST,) = PLAN.nests
+
+
+def policy(gain: float | None = None, seed: int = 0) -> Policy:
+    """A random network; beside it a gain model that expects the same of everything."""
+    rng = np.random.default_rng(seed)
+    architecture = Architecture(TABLE, 8, 1)
+    arrays = {
+        name: rng.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in architecture.parameters.items()
+    }
+    if gain is None:
+        return Policy(architecture, arrays)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in gain_shapes().items()}
+    zeros |= {"scale": zeros["scale"] + 1, "b3": zeros["b3"] + np.float32(gain)}
+    return Policy(architecture, arrays, gain=GainModel(zeros))
+
+
+def test_advice_is_distinct_and_not_the_default() -> None:
+    found = advise(policy(0.1), NEST, AVX2)
+    names = [each.schedule.identity for each in found]
+    assert found
+    assert len(set(names)) == len(names)
+    assert default_schedule(NEST, AVX2).identity not in names
+    assert all(each.gain == pytest.approx(0.1) for each in found)
+
+
+def test_an_expected_loss_is_said() -> None:
+    assert {round(each.gain, 5) for each in advise(policy(-0.1), NEST, AVX2)} == {-0.1}
+
+
+def test_without_a_gain_model_the_cost_model_ranks() -> None:
+    found = advise(policy(), NEST, AVX2)
+    gains = [each.gain for each in found]
+    assert gains == sorted(gains, reverse=True)
+    assert all(gain != 0.1 for gain in gains)
+
+
+def test_what_members_differ_by_is_taken_off() -> None:
+    spread = policy(0.1)
+    assert spread.gain is not None
+    arrays = dict(spread.gain.arrays)
+    arrays["b3"] = np.linspace(0, 0.2, len(arrays["b3"]), dtype=np.float32).reshape(-1, 1, 1)
+    state = Construction(NEST, AVX2)
+    cautious = GainModel(arrays).cautious([state])
+    assert cautious[0] == pytest.approx(0.1 - arrays["b3"].std(), abs=1e-6)
+
+
+def test_no_time_still_gives_a_schedule() -> None:
+    now = iter(range(1000))
+    assert advise(policy(0.1), NEST, AVX2, seconds=0.0, clock=lambda: float(next(now)))
+
+
+@pytest.mark.parametrize(
+    ("nest", "reason"),
+    [
+        (matmul(0, 4, 5).nests[0], "nothing to compute"),
+        (matmul(4, 4, 5, dtype="float16").nests[0], "not trained on float16"),
+        (
+            einsum("abcdefghijk,k->abcdefghij", sizes=dict.fromkeys("abcdefghijk", 2)).nests[0],
+            "11 axes and 3 operands are more",
+        ),
+    ],
+)
+def test_outside_of_its_domain_there_is_a_reason(nest: looptune.Nest, reason: str) -> None:
+    assert reason in outside(nest)
+    assert advise(policy(0.1), nest, AVX2) == []
+
+
+def test_the_shipped_policy_is_read_once_and_others_anew(tmp_path: Path) -> None:
+    assert policy_of(None) is shipped()
+    assert policy_of(shipped()) is shipped()
+    path = tmp_path / "policy.npz"
+    save(path, policy(0.1))
+    first = policy_of(path)
+    save(path, policy(0.2, seed=1))
+    again = policy_of(str(path))
+    assert not np.array_equal(first.arrays["graph.weight"], again.arrays["graph.weight"])
+
+
+@needs_host
+class TestOptimize:
+    """`optimize(strategy="policy")`."""
+
+    def test_the_best_advice_is_taken_without_a_measurement(self) -> None:
+        kernel = looptune.optimize(PLAN, strategy="policy", policy=policy(0.1), database=None)
+        assert kernel.origin == "policy"
+        assert kernel.report.verified
+
+    def test_an_expected_loss_leaves_the_default_with_the_reason(self) -> None:
+        kernel = looptune.optimize(PLAN, strategy="policy", policy=policy(-0.1), database=None)
+        (choice,) = kernel.report.choices
+        assert kernel.origin == choice.origin == "default"
+        assert "is expected to beat the default" in choice.note
+
+    def test_with_a_budget_the_advice_is_measured(self) -> None:
+        budget = looptune.Budget(measurements=3)
+        kernel = looptune.optimize(
+            PLAN, strategy="policy", policy=policy(0.1), budget=budget, database=None
+        )
+        assert 1 <= kernel.report.tried <= 3
+        assert kernel.report.choices[0].note == ""
+
+    def test_with_a_budget_an_expected_loss_is_measured_all_the_same(self) -> None:
+        budget = looptune.Budget(measurements=3)
+        kernel = looptune.optimize(
+            PLAN, strategy="policy", policy=policy(-0.1), budget=budget, database=None
+        )
+        assert kernel.report.tried == 3
+
+    def test_with_a_budget_there_is_a_reason_too(self) -> None:
+        budget = looptune.Budget(measurements=3)
+        kernel = looptune.optimize(
+            matmul(8, 8, 8, dtype="float16"), strategy="policy", policy=policy(0.1),
+            budget=budget, database=None,
+        )  # fmt: skip
+        assert "not trained on float16" in kernel.report.choices[0].note
+
+    def test_a_policy_is_for_its_strategy(self) -> None:
+        with pytest.raises(ArgumentTypeError, match="strategy='policy', not 'default'"):
+            looptune.optimize(PLAN, policy=policy(0.1))
+
+    def test_what_is_no_policy_is_refused(self) -> None:
+        with pytest.raises(ArgumentTypeError, match="policy=7"):
+            looptune.optimize(PLAN, strategy="policy", policy=7)
+
+    def test_a_file_that_is_none_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            looptune.optimize(PLAN, strategy="policy", policy=tmp_path / "no.npz")

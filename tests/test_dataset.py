@@ -1,0 +1,76 @@
+"""The shipped measurements: readable, reproducible, and nothing held out among them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from experiments.dataset import decisions
+from looptune.construct import Construction
+from looptune.errors import MeasurementError
+from looptune.models.dataset import load
+from looptune.workloads.held_out import is_held_out
+from looptune.workloads.suites import load as suite
+
+EXAMPLE = {"schema": 1, "caches": [32768, 1048576, 33554432]}
+
+
+def test_rows_lead_to_the_same_schedule_by_both_roads() -> None:
+    for problem in islice(load(), 25):
+        start = Construction(problem.nest, problem.target, problem.threads)
+        for row in problem.rows:
+            state = problem.construction(row)
+            assert problem.schedule(row).identity == state.schedule.identity
+            assert tuple(decisions(state, start)) == row.decisions
+            assert row.n > 1
+            assert row.sd >= 0
+
+
+def test_the_card_counts_right_and_nothing_is_held_out() -> None:
+    problems = list(load())
+    assert (len(problems), sum(len(problem.rows) for problem in problems)) == (2136, 43129)
+    assert not any(is_held_out(problem.nest) for problem in problems)
+
+
+def written(path: Path, *lines: str) -> Path:
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{}"], "line 1: .*schema"),
+        ([json.dumps({**EXAMPLE, "schema": 2})], "schema 2; 1 would do"),
+        (["not json"], "line 1: no measurements"),
+        ([json.dumps(EXAMPLE), "{"], "line 2: no measurements"),
+        ([json.dumps(EXAMPLE), '{"nest": 1, "target": "avx2"}'], "line 2"),
+        ([json.dumps(EXAMPLE), '{"nest": 1, "target": "vax"}'], "line 2: .*vax"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = written(tmp_path / "m.jsonl.gz", *lines)
+    with pytest.raises(MeasurementError, match=message):
+        list(load(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match="no measurements"):
+        list(load(tmp_path / "none.jsonl.gz"))
+    plain = tmp_path / "plain"
+    plain.write_text("text")
+    with pytest.raises(MeasurementError, match="no measurements"):
+        list(load(plain))
+    torn = written(tmp_path / "torn.gz", *[json.dumps(EXAMPLE)] * 50)
+    torn.write_bytes(torn.read_bytes()[:-12])
+    with pytest.raises(MeasurementError, match="line"):
+        list(load(torn))
+
+
+def test_a_suites_problem_is_held_out() -> None:
+    assert is_held_out(suite("looptune-test")[0].plan().nests[0])
