@@ -9,7 +9,14 @@ import pytest
 from looptune.graph import in_domain
 from looptune.workloads import batched_matmul, einsum, fuse, matmul
 from looptune.workloads.generate import FAMILIES, LEAST_POINTS, MOST_POINTS, draw
-from looptune.workloads.held_out import computed, is_held_out, pattern, split
+from looptune.workloads.held_out import (
+    computed,
+    is_held_out,
+    pattern,
+    prime,
+    split,
+    unlike_matmuls,
+)
 from looptune.workloads.suites import load
 
 
@@ -62,3 +69,17 @@ def test_a_pattern_has_no_names_sizes_or_order_of_inputs() -> None:
     assert pattern(matmul(3, 4, 5).nests[0]) == pattern(matmul(9, 8, 7).nests[0]) != first
     assert pattern(matmul(3, 4, 5, trans_b=True).nests[0]) != pattern(matmul(3, 4, 5).nests[0])
     assert pattern(batched_matmul(2, 3, 4, 5).nests[0]) not in split().patterns
+
+
+def test_matmuls_unlike_the_papers() -> None:
+    sizes = unlike_matmuls()
+    assert len(sizes) == 105
+    primes = [each for each in sizes if all(size == prime(size) for size in each)]
+    assert len(primes) >= 35
+    assert sum(min(each) <= 16 for each in sizes) >= 35
+    assert max(map(max, sizes)) > 900
+    assert all(is_held_out(matmul(*each).nests[0]) for each in sizes)
+
+
+def test_primes() -> None:
+    assert [prime(n) for n in (2, 4, 9, 1024)] == [2, 3, 7, 1021]

@@ -1,5 +1,5 @@
-"""What is only ever tested on: the shipped suites, a fifth of LoopTune's matmuls, and the index
-patterns of the tensor contractions.
+"""What is only ever tested on: the shipped suites, a fifth of LoopTune's matmuls, matmuls unlike
+those, and the index patterns of the tensor contractions.
 
 The split is the committed `held_out.json`; `python -m looptune.workloads.held_out` writes it. A
 problem is told by its canonical key, so names and duplicates do not matter; an epilogue or a
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from looptune.errors import UnsupportedError
 from looptune.ir import Nest
+from looptune.workloads.matmul import matmul
 from looptune.workloads.suites import load, shipped
 
 SEED = 2197
@@ -24,6 +25,8 @@ SHARE = 0.2  # of LoopTune's matmuls, its 25 test shapes beside
 KEY = 16  # digits of a nest's key that tell it
 CONTRACTIONS = ("tensor_contraction", "mttkrp")
 PLAIN = 3  # axes of a matmul: its patterns are not held out
+UNLIKE = 35  # matmuls of each kind that LoopTune's data set has not
+UNLIKE_POINTS = range(1 << 11, 1 << 29)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,33 @@ def paper_matmuls() -> tuple[str, ...]:
     return tuple(sorted(random.Random(SEED).sample(names, round(SHARE * len(names)))))
 
 
+def extent(rng: random.Random) -> int:
+    """From 8 to 1,024, small ones as likely as large ones."""
+    least = 1 << rng.randint(3, 9)
+    return rng.randint(least, 2 * least)
+
+
+def prime(most: int) -> int:
+    """The largest prime that is no larger."""
+    return next(n for n in range(most, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+def unlike_matmuls() -> tuple[tuple[int, int, int], ...]:
+    """M, N, K of matmuls outside of LoopTune's range: primes, 8 to 1,024, and skinny ones."""
+    rng, found = random.Random(SEED), set[tuple[int, int, int]]()
+    for kind in range(3):
+        while len(found) < (kind + 1) * UNLIKE:
+            sizes = [extent(rng) for _ in range(3)]
+            if kind == 0:
+                sizes = [prime(size) for size in sizes]
+            if kind == 2:
+                sizes[rng.randrange(3)] = rng.randint(1, 16)
+            m, n, k = sizes
+            if m * n * k in UNLIKE_POINTS:
+                found.add((m, n, k))
+    return tuple(sorted(found))
+
+
 def computed() -> dict[str, object]:
     """The split's contents, from the suites."""
     named = {workload.id: workload for workload in load("looptune-all")}
@@ -82,6 +112,7 @@ def computed() -> dict[str, object]:
     workloads += [named[name] for name in paper_matmuls()]
     keys: set[str] = set()
     patterns: set[str] = set()
+    keys.update(matmul(*sizes).nests[0].key[:KEY] for sizes in unlike_matmuls())
     for workload in workloads:
         try:
             nests = workload.plan().nests
