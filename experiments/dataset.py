@@ -31,7 +31,7 @@ from looptune.host import fingerprint, host_target, runs
 from looptune.ir import Nest, plan_of
 from looptune.measure import Posterior, interleave, paired, random_arrays, rotating_sampler
 from looptune.oracle import Oracle
-from looptune.propose import ModelValue, beam, by_model
+from looptune.propose import ModelValue, beam, by_model, random_construction
 from looptune.runtime.kernel import Kernel
 from looptune.target import TARGETS, Target
 from looptune.worker import nest_to_json
@@ -50,21 +50,6 @@ def targets() -> dict[str, Target]:
     caches = host_target().cache_bytes
     found = {name: replace(target, cache_bytes=caches) for name, target in TARGETS.items()}
     return {name: target for name, target in found.items() if runs(target)}
-
-
-def random_construction(rng: np.random.Generator, start: Construction) -> Construction:
-    """Random decisions, cheap tiles more often than others; sometimes stopped early."""
-    state = start
-    while not state.done:
-        legal = np.flatnonzero(state.mask)
-        if state.tile is None and len(legal) > 1:
-            action = min(int(rng.exponential(6)), len(legal) - 2)
-        elif state.placed and rng.random() < 0.25:
-            action = STOP
-        else:
-            action = int(rng.choice(legal))
-        state = state.take(action)
-    return state
 
 
 def finished(state: Construction) -> Construction:

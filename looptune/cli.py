@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -94,6 +95,26 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--stages", default=None, help="comma-separated; default: all")
     job.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
 
+    help_text = "evaluate a policy on what is held out, beside what others choose"
+    job = jobs.add_parser("eval", help=help_text, parents=[target_option()])
+    job.add_argument("--policy", default=None, metavar="FILE", help="default: the shipped one")
+    job.add_argument("--sets", type=listed, default=None, help="comma-separated; default: all")
+    job.add_argument("--most", type=count, default=None, help="shapes of a set; default: all")
+    job.add_argument("--threads", type=count, default=1)
+    help_text = "seconds that the policy may measure for, comma-separated; default: 0,0.1"
+    job.add_argument("--budgets", type=many_seconds, default=(0.0, 0.1), help=help_text)
+    help_text = "seconds a shape that all searches share, to find the best known; default: 0"
+    job.add_argument("--best", type=seconds, default=0.0, metavar="SECONDS", help=help_text)
+    track = job.add_mutually_exclusive_group()
+    help_text = "ask the cost model and time nothing; all targets unless one is named"
+    track.add_argument("--model", action="store_true", help=help_text)
+    track.add_argument("--measured", dest="model", action="store_false", help="the default")
+    job.add_argument("--json", action="store_true", help="print JSON instead of text")
+    help_text = "lines of JSON: a header, and a row a shape as it comes"
+    job.add_argument("--output", type=output_file, default=None, metavar="FILE", help=help_text)
+    help_text = "go on with FILE, on the same machine, with the same policy and options"
+    job.add_argument("--resume", action="store_true", help=help_text)
+
     help_text = "say what works on this machine, and what does not"
     jobs.add_parser("doctor", help=help_text, parents=[output_options()])
     return top
@@ -115,6 +136,16 @@ def seconds(text: str) -> float:
     if not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
     return found
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Words between commas."""
+    return tuple(word for word in text.split(",") if word)
+
+
+def many_seconds(text: str) -> tuple[float, ...]:
+    """Numbers of seconds between commas."""
+    return tuple(seconds(word) for word in listed(text))
 
 
 def output_file(text: str) -> Path:
@@ -422,6 +453,26 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_eval(args: argparse.Namespace) -> int:
+    """Evaluate a policy; exit 1 if a shape failed."""
+    from looptune.models.advise import policy_of
+    from looptune.models.evaluate import EvalConfig, evaluate
+    from looptune.models.figures import summary, table
+    from looptune.models.sets import SETS
+
+    config = EvalConfig(
+        args.sets or tuple(SETS), args.most, args.threads, args.target, args.budgets, args.best,
+        args.model,
+    )  # fmt: skip
+    header, rows = evaluate(
+        config, policy_of(args.policy), args.output, resume=args.resume, command=args.command
+    )
+    found = summary(rows)
+    result = {"header": header, "summary": found, "rows": [asdict(row) for row in rows]}
+    print(json.dumps(result, indent=1) if args.json else table(found))
+    return 1 if any(row.error for row in rows) else 0
+
+
 def run_doctor(args: argparse.Namespace) -> int:
     """Say what this machine and installation can do."""
     machine = fingerprint()
@@ -456,6 +507,7 @@ JOBS = {
     "peak": run_peak,
     "db": run_db,
     "train": run_train,
+    "eval": run_eval,
     "doctor": run_doctor,
 }
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from looptune.construct import Construction
+from looptune.construct import STOP, Construction
 from looptune.cost import predict
 from looptune.errors import LoweringError
 from looptune.ir import Nest
@@ -143,3 +143,18 @@ def proposals(
     for each in sorted(ended, key=lambda each: -each.score):
         found.setdefault(each.state.schedule.identity, each.state)
     return list(found.values())
+
+
+def random_construction(rng: np.random.Generator, start: Construction) -> Construction:
+    """Random decisions, cheap tiles more often than others; sometimes stopped early."""
+    state = start
+    while not state.done:
+        legal = np.flatnonzero(state.mask)
+        if state.tile is None and len(legal) > 1:
+            action = min(int(rng.exponential(6)), len(legal) - 2)
+        elif state.placed and rng.random() < 0.25:
+            action = STOP
+        else:
+            action = int(rng.choice(legal))
+        state = state.take(action)
+    return state

@@ -1,0 +1,172 @@
+"""Who competes with a policy: the schedules that others would choose for the same nest.
+
+A fixed register tile, the cost model's favourites of a beam and of random constructions, the best
+of the nearest measured problem, and the policy's network without what it learnt from measurements.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from looptune.construct import Construction
+from looptune.default import share
+from looptune.errors import ScheduleError
+from looptune.ir import Nest
+from looptune.models.advise import SECONDS, outside
+from looptune.models.dataset import Problem as MeasuredProblem
+from looptune.models.dataset import load
+from looptune.models.inference import Policy
+from looptune.propose import ModelValue, beam, by_model, proposals, random_construction
+from looptune.schedule import Schedule, parse_order
+from looptune.target import Target
+
+ROWS, VECTORS = 6, 2  # of the static tile: 6x16 in float32 on AVX2
+BEAM_WIDTH = 3
+Late = Callable[[], bool]
+Family = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A nest that somebody is to choose a schedule for."""
+
+    nest: Nest
+    target: Target
+    threads: int
+    policy: Policy
+
+    @cached_property
+    def start(self) -> Construction:
+        """Nothing decided: the default."""
+        return Construction(self.nest, self.target, self.threads)
+
+    @property
+    def open(self) -> bool:
+        """Whether a policy has a choice."""
+        return not outside(self.nest) and bool(self.start.offers)
+
+    @cached_property
+    def value(self) -> ModelValue:
+        """The cost model's values of its schedules."""
+        return ModelValue(self.nest, self.target, self.threads)
+
+
+def static_tile(task: Task) -> Schedule | None:
+    """Six rows by two vectors around the whole reduction; None but for a plain matmul."""
+    nest = task.nest
+    if len(nest.spatial) != 2 or len(nest.axes) != 3 or len(nest.inputs) != 2:
+        return None
+    (rows, lanes), (terms,) = nest.spatial, nest.reductions
+    names = [axis.name for axis in nest.axes]
+    sizes = {rows: ROWS, lanes: VECTORS * task.target.lanes(nest.dtype)}
+    tile = [f"{names[axis]}:{n}" for axis, n in sizes.items() if n < nest.axes[axis].extent]
+    order = [*tile, names[terms], names[rows], names[lanes]]
+    try:
+        return share(parse_order(nest, " ".join(order), names[lanes]), task.threads)
+    except ScheduleError:
+        return None
+
+
+def by_network(task: Task, clock: Callable[[], float]) -> dict[str, Schedule]:
+    """The network's first proposal, and of all its proposals the one that the cost model likes."""
+    led = proposals(task.start, task.policy.log_probabilities, SECONDS, clock)
+    schedules = [task.start.schedule, *(state.schedule for state in led)]
+    return {
+        "network alone": schedules[:2][-1],
+        "network and cost model": max(schedules, key=task.value),
+    }
+
+
+def by_beam(task: Task, late: Late) -> Schedule:
+    """The best of a beam that the cost model leads."""
+    states = beam(task.start, by_model(task.value, late), BEAM_WIDTH)
+    return max((each.state.schedule for each in states), key=task.value)
+
+
+def by_chance(task: Task, late: Late) -> Schedule:
+    """What the cost model likes best of random constructions; of the default, too."""
+    rng = np.random.default_rng(0)
+    best = task.start.schedule
+    while not late():
+        drawn = random_construction(rng, task.start).schedule
+        best = max(best, drawn, key=task.value)
+    return best
+
+
+def chosen(
+    task: Task, late: Callable[[], Late], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Schedule]:
+    """What everybody chooses but the policy; each search with a `late()` of its own."""
+    static = static_tile(task)
+    found = {} if static is None else {"static 6x16": static}
+    if not task.open:
+        others = ("network alone", "network and cost model", "cost-model beam",
+                  "random by cost model", "nearest neighbour")  # fmt: skip
+        return found | dict.fromkeys(others, task.start.schedule)
+    found |= by_network(task, clock)
+    found["cost-model beam"] = by_beam(task, late())
+    found["random by cost model"] = by_chance(task, late())
+    found["nearest neighbour"] = by_neighbour(task, shipped_neighbours())
+    return found
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A measured problem: the logarithms of its extents, and its best decisions, none if none of
+    them gained."""
+
+    extents: tuple[float, ...]
+    decisions: tuple[int, ...]
+
+
+Neighbours = Mapping[Family, list[Neighbour]]
+
+
+def family(nest: Nest, target: Target) -> Family:
+    """What nests share whose extents alone differ: the axes, who moves along them, the type."""
+    moves = tuple(
+        tuple(bool(operand.stride_of(axis)) for axis in range(len(nest.axes)))
+        for operand in nest.operands
+    )
+    return target.name, nest.dtype, tuple(axis.reduction for axis in nest.axes), moves
+
+
+def extents(nest: Nest) -> tuple[float, ...]:
+    """The place of a nest within its family."""
+    return tuple(math.log(axis.extent) for axis in nest.axes)
+
+
+def neighbours_of(problems: list[MeasuredProblem]) -> Neighbours:
+    """Measured problems by family."""
+    found: dict[Family, list[Neighbour]] = {}
+    for problem in problems:
+        best = max(problem.rows, key=lambda row: row.mean)
+        each = Neighbour(extents(problem.nest), best.decisions if best.mean > 0 else ())
+        found.setdefault(family(problem.nest, problem.target), []).append(each)
+    return found
+
+
+@lru_cache(maxsize=1)
+def shipped_neighbours() -> Neighbours:
+    """The shipped measurements, read once."""
+    return neighbours_of(list(load()))
+
+
+def by_neighbour(task: Task, known: Neighbours) -> Schedule:
+    """The best decisions of the nearest measured problem, as far as they apply: primitives would
+    carry its extents over, and lose twice as much."""
+    near = known.get(family(task.nest, task.target), [])
+    here = extents(task.nest)
+    nearest = min(near, key=lambda each: math.dist(here, each.extents), default=None)
+    state = task.start
+    for action in () if nearest is None else nearest.decisions:
+        if not state.mask[action]:
+            break
+        state = state.take(action)
+    return state.schedule
