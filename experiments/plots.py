@@ -1,9 +1,10 @@
-"""Plots of the committed results of the core workloads.
+"""Plots of the committed results, each beside its file.
 
-python -m experiments.plots        writes experiments/results/core180-*.png beside each JSON
+python -m experiments.plots        writes experiments/results/core180-*.png and eval-*.png
 
-Left: our speed over the best peer's, a point a workload, by class. Right: the share of the
-roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours reaches.
+Core workloads: left our speed over the best peer's, a point a workload, by class; right the share
+of the roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours
+reaches. Evaluations of a policy: by set, the default's time over each contender's, with intervals.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from typing import Any
 import matplotlib as mpl
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS, best_peer
+from looptune.models.evaluate import read
+from looptune.models.figures import summary
 from looptune.workloads.suites import load
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parent / "results"
 COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion: told apart by everyone
+# The palette of Okabe and Ito less its yellow, each colour with a mark of its own.
+PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
+MARKS = "osD^vP*X"
 
 
 def points(result: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
@@ -63,10 +69,58 @@ def plot(path: Path) -> Path:
     return target
 
 
+def sets_of(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """By set, the figures of every contender but the default and the searches for the best."""
+    found = {}
+    for name, figures in summary(read(path)[1]).items():
+        contenders: dict[str, dict[str, Any]] = figures["contenders"]
+        found[name] = {
+            who: each
+            for who, each in contenders.items()
+            if who != "default" and not who.startswith("search: ")
+        }
+    return {name: each for name, each in found.items() if each}
+
+
+def plot_evaluation(path: Path) -> Path:
+    """Contenders side by side, set under set, of one evaluation."""
+    from matplotlib import pyplot
+
+    found = sets_of(path)
+    names = list(dict.fromkeys(who for contenders in found.values() for who in contenders))
+    figure, axis = pyplot.subplots(figsize=(9, 1.2 + 0.9 * len(found)))
+    for number, who in enumerate(names):
+        offset = 0.8 * ((number + 0.5) / len(names) - 0.5)
+        at = [place + offset for place, each in enumerate(found.values()) if who in each]
+        mine = [each[who] for each in found.values() if who in each]
+        axis.errorbar(
+            [each["ratio"] for each in mine], at,
+            xerr=[[each["ratio"] - each["low"] for each in mine],
+                  [each["high"] - each["ratio"] for each in mine]],
+            fmt=MARKS[number % len(MARKS)], color=PALETTE[number % len(PALETTE)],
+            markersize=5, linewidth=1, label=who,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    for which in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        which("{x:g}")
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_xlabel("the default's time over the contender's, 95 % intervals over shapes")
+    axis.set_yticks(range(len(found)), list(found))
+    axis.invert_yaxis()
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.tight_layout()
+    target = path.with_suffix(".png")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+    return target
+
+
 def main() -> int:
     """All of them."""
     for path in sorted(RESULTS.glob("core180-*.json")):
         print(plot(path))
+    for path in sorted(RESULTS.glob("eval-*.jsonl")):
+        print(plot_evaluation(path))
     return 0
 
 

@@ -122,7 +122,7 @@ def evaluate(
     """
     header = header_of(config, policy, command)
     rows = begun(output, header, resume)
-    done = {(row.target, row.set, row.id) for row in rows}
+    done = {(row.set, row.target, row.id) for row in rows}
     todo = [job for job in jobs(config, policy) if job.place not in done]
     if todo and not config.model:
         warm(todo[0].task)
@@ -219,7 +219,7 @@ def timed(
             kernels[who] = build(plan, [schedule], task.target, threads=task.threads)
         except LoweringError:
             kernels[who] = kernels["default"]
-    distinct = {kernel.stages: kernel for kernel in kernels.values()}
+    distinct = {kernel.stages: kernel for kernel in reversed(kernels.values())}
     oracle = Oracle(plan)
     for kernel in distinct.values():
         oracle.verify(kernel)
