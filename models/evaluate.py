@@ -173,7 +173,7 @@ def by_model(job: Job) -> Row:
     found |= chosen(task, lambda: counted(QUESTIONS), stopped)
     gains = {"default": 0.0}
     gains |= {who: max(LEAST, task.value(schedule)) for who, schedule in found.items()}
-    return Row(*job.place, gains, best_of(gains))
+    return Row(*job.place, rounded(gains), best_of(gains))
 
 
 def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
@@ -194,7 +194,7 @@ def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
         found[f"search: {name}"] = searched(task, name, config.best / len(SEARCHES))
     first, second = timed(task, found, timing)
     spent = {"optimize": 1e3 * took, "choice": 1e3 * choice}
-    return Row(*job.place, second, best_of(first), spent)
+    return Row(*job.place, rounded(second), best_of(first), rounded(spent))
 
 
 def searched(task: Task, strategy: str, seconds: float) -> Schedule:
@@ -238,6 +238,11 @@ def timed(
 def best_of(gains: Mapping[str, float]) -> str:
     """Who gains most; of equal ones the first, which is the default."""
     return max(gains, key=lambda who: gains[who])
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """To six places: a file holds no more than is known."""
+    return {name: round(value, 6) for name, value in values.items()}
 
 
 def exact(policy: Policy) -> Policy:
