@@ -84,7 +84,7 @@ def by_network(task: Task, clock: Callable[[], float]) -> dict[str, Schedule]:
 
 
 def by_beam(task: Task, late: Late) -> Schedule:
-    """The best of a beam that the cost model leads."""
+    """The best of a beam that the cost model leads; it may end one expansion too late."""
     states = beam(task.start, by_model(task.value, late), BEAM_WIDTH)
     return max((each.state.schedule for each in states), key=task.value)
 

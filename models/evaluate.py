@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import looptune
 from looptune.build import build
 from looptune.choose import Options, choose
 from looptune.errors import ArgumentError, LooptuneError, LoweringError
@@ -290,6 +289,8 @@ def digest(policy: Policy) -> str:
 
 def header_of(config: EvalConfig, policy: Policy, command: str) -> dict[str, Any]:
     """What tells an evaluation from others; the date and the machine of a measured one."""
+    from looptune import __version__
+
     measured: dict[str, Any] = {}
     if not config.model:
         measured = {
@@ -298,7 +299,7 @@ def header_of(config: EvalConfig, policy: Policy, command: str) -> dict[str, Any
         }  # fmt: skip
     found = {
         "schema": SCHEMA, "track": "model" if config.model else "measured",
-        "looptune": looptune.__version__, "generator": GENERATOR_VERSION,
+        "looptune": __version__, "generator": GENERATOR_VERSION,
         "targets": [asdict(target) for target in config.targets], "threads": config.threads,
         "policy": digest(policy), "command": command, **measured,
     }  # fmt: skip
