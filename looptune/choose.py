@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from looptune.construct import Construction
 from looptune.cost import predict
 from looptune.database import Database, Record, key_of, schedule_of
 from looptune.default import default_schedule
@@ -127,7 +128,7 @@ def advised(nest: Nest, options: Options) -> Chosen:
     found = advise(policy, nest, options.target, options.threads)
     if found and found[0].gain > 0:
         return Chosen(found[0].schedule, "policy", None, len(found))
-    default = default_schedule(nest, options.target, options.threads)
+    default = Construction(nest, options.target, options.threads).schedule
     return Chosen(default, "default", note=unadvised(nest))
 
 

@@ -12,7 +12,7 @@ construction that stops at once is therefore the default, and every one replays 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,7 @@ from looptune.outlook import outlook, worth
 from looptune.prices import Candidate
 from looptune.schedule import (
     Loop,
+    Pack,
     Schedule,
     pack,
     parallel,
@@ -47,6 +48,7 @@ TABLE = ActionTable(candidates=CANDIDATES, axis=len(TRIPS) + 2, loop=0, operand=
 STOP = TABLE.world_at
 PARTS = 2  # loops over an axis that leave something to another
 HORIZON = 16
+Tree = tuple[tuple[Loop, ...], tuple[Pack, ...], int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Construction:
 
     `placed` lists the loops outside of the tile from the inside out, each as the axis, the step
     and how far it reaches: the step times its trips, or the extent. `toggled` operands are packed
-    if the tile's candidate leaves them, and left if it packs them.
+    if the tile's candidate leaves them, and left if it packs them. `known` are the outlooks of the
+    schedules that constructions from one start came by: most share theirs with others.
     """
 
     nest: Nest
@@ -67,6 +70,7 @@ class Construction:
     shared: int | None = None
     steps: int = 0
     done: bool = False
+    known: dict[Tree, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def offers(self) -> tuple[Tile, ...]:
@@ -167,7 +171,9 @@ class Construction:
         """The state after an action; raises `ScheduleError` unless `mask` allows it."""
         action = legal_action(self.mask, action)
         if action == STOP:
-            return replace(self, done=True, steps=self.steps + 1)
+            stopped = replace(self, done=True, steps=self.steps + 1)
+            stopped.__dict__["schedule"] = self.schedule  # no decision was added
+            return stopped
         if action < TABLE.axis_at:
             return replace(self, tile=action, steps=self.steps + 1)
         if action >= TABLE.operand_at:
@@ -204,8 +210,9 @@ class Construction:
     def completed(self) -> Construction:
         """With all loops placed: reductions inside, and inside of them those that move least."""
         found = self
+        ranks = {axis: self.rank(axis) for axis in self.open_axes}
         while found.open_axes:
-            axis = min(found.open_axes, key=found.rank)
+            axis = min(found.open_axes, key=ranks.__getitem__)
             first = found.reach[axis] == 1 and not any(
                 found.nest.axes[a].reduction for a, _, _ in found.placed
             )
@@ -255,7 +262,7 @@ class Construction:
                 axis = self.rows(number) if axis is None else axis
                 order = None if axis is None else lanes_last(operand, axis)
                 schedule = pack(schedule, number, order, self.depth(schedule, number))
-            elif operand.needs_fill(nest.axes):
+            elif number in nest.padded:
                 loops = padded_in(schedule, operand)
                 schedule = pack(schedule, number, None, loops - 1) if loops else schedule
         if self.option.cached != (0 in self.toggled):
@@ -289,7 +296,11 @@ class Construction:
     @cached_property
     def outlook(self) -> np.ndarray:
         """What is known of the schedule without running it (`looptune.outlook`)."""
-        return outlook(self.schedule, self.target, self.threads)
+        schedule = self.schedule
+        tree = (schedule.loops, schedule.packs, schedule.vector, schedule.parallel)
+        if tree not in self.known:
+            self.known[tree] = outlook(schedule, self.target, self.threads)
+        return self.known[tree]
 
     @property
     def worth(self) -> float | None:

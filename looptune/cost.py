@@ -13,7 +13,7 @@ of generated shapes (`experiments/cost_model.py`), never to the collection of re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -42,6 +42,8 @@ PIECES = 0.0  # cycles of a tile for every further length of its pieces: mispred
 SPLIT = 0.0  # port uses of a vector that straddles two cache lines, on top
 SEEN = 0.4  # of the shorter of arithmetic and traffic: the rest hides behind the longer
 WAKE = 8000.0  # cycles to share a loop among threads
+
+Lines = tuple[float, bool]  # how many, and whether they lie apart
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def cut(lengths: Mapping[int, int], step: int) -> dict[int, int]:
 def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[float, float]:
     """Cycles of all register tiles: arithmetic with its loads and stores, and entering them."""
     nest = form.nest
+    uses = [vector_uses(form, operand) for operand in form.operands[1 : 1 + len(nest.inputs)]]
+    body = max(1.0, math.prod(unrolled_terms(form)))
     reductions = {loop.axis for loop in (*form.rolled, *form.unrolled)}
     terms, visits = 1.0, 1.0
     for axis in nest.reductions:
@@ -121,30 +125,34 @@ def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[flo
     outside = math.prod(sum(pieces[a].values()) for a in others)
     compute = overhead = 0.0
     kinds = math.prod(len(pieces[axis]) for axis in nest.spatial)
+    rolling = ROLL_OVERHEAD * terms / body if form.rolled else 0.0
+    finish = finish_cycles(form, revisited=visits > 1)
     for lengths in product(*(pieces[axis].items() for axis in form.tile)):
         extents = {axis: length for axis, (length, _) in zip(form.tile, lengths, strict=True)}
         times = outside * visits * math.prod(many for _, many in lengths)
-        compute += times * tile_cycles(form, extents, terms, revisited=visits > 1)
+        points, term = term_cycles(form, extents, uses)
+        compute += times * (terms * term + rolling + points * finish)
         overhead += times * (TILE_OVERHEAD + PIECES * (kinds - 1))
     return compute, overhead
 
 
-def tile_cycles(form: Form, extents: Mapping[int, int], terms: float, revisited: bool) -> float:
-    """Cycles of one register tile with spatial `extents` and so many terms a point."""
+def term_cycles(form: Form, extents: Mapping[int, int], uses: Sequence[float]) -> tuple[int, float]:
+    """Accumulators of a register tile with spatial `extents`, and cycles of a term of each; `uses`
+    are port uses to read a vector of every input."""
     nest, target = form.nest, form.target
     sizes = {a: len(form.leaves(n)) if a == form.vector else n for a, n in extents.items()}
     points = math.prod(sizes.values())
     inputs = form.operands[1 : 1 + len(nest.inputs)]
     reads = []
-    for operand in inputs:
+    for operand, each in zip(inputs, uses, strict=True):
         moved = math.prod(n for a, n in sizes.items() if operand.stride_of(a))
-        reads.append((moved, moved * vector_uses(form, operand)))
+        reads.append((moved, moved * each))
     spare = target.vector_registers - points
     if len(reads) == 2 and min(count for count, _ in reads) > max(1, spare - 1):
-        reads[0] = (points, points * vector_uses(form, inputs[0]))
-    loads = sum(uses for _, uses in reads)
+        reads[0] = (points, points * uses[0])
+    loads = sum(used for _, used in reads)
     products = points if len(nest.inputs) == 2 else 0
-    folded = max((count for count, uses in reads if count == uses == points), default=0)
+    folded = max((count for count, used in reads if count == used == points), default=0)
     copies = max(1, min(spare // max(1, points), 8))
     chain = target.fma_latency / copies if nest.reductions else 0.0
     ports = [
@@ -152,10 +160,7 @@ def tile_cycles(form: Form, extents: Mapping[int, int], terms: float, revisited:
         loads / target.loads_per_cycle,
         (points + loads - folded) / ISSUED,
     ]
-    term = max(*ports, chain) + SECONDARY * (sum(ports) - max(ports))
-    body = max(1.0, math.prod(unrolled_terms(form)))
-    rolling = ROLL_OVERHEAD * terms / body if form.rolled else 0.0
-    return terms * term + rolling + finish_cycles(form, points, revisited)
+    return points, max(*ports, chain) + SECONDARY * (sum(ports) - max(ports))
 
 
 def unrolled_terms(form: Form) -> list[float]:
@@ -187,8 +192,8 @@ def straddles(form: Form, operand: Operand) -> bool:
     )
 
 
-def finish_cycles(form: Form, points: int, revisited: bool) -> float:
-    """Cycles to start, finish and store the accumulators of a tile."""
+def finish_cycles(form: Form, revisited: bool) -> float:
+    """Cycles to start, finish and store one accumulator of a tile."""
     nest = form.nest
     output = form.operands[0]
     if form.reduces_lanes:
@@ -200,16 +205,15 @@ def finish_cycles(form: Form, points: int, revisited: bool) -> float:
     steps = sum(STEP_SIZE[step_kind(step)] for step in nest.epilogue)
     extras = sum(vector_uses(form, operand) for operand in nest.extras)
     loaded = 1.0 if revisited or nest.accumulate else 0.3
-    return points * (store + loaded + steps / 2 + extras / 2)
+    return store + loaded + steps / 2 + extras / 2
 
 
 def traffic_cost(form: Form) -> float:
     """Cycles that lines take from beyond each level of cache."""
-    positions = range(len(form.loops) + 1)
-    lines = [[lines_below(form, op, form.ranges[p]) for op in form.operands] for p in positions]
+    lines = lines_inward(form)
     total = 0.0
     for level, size in enumerate(form.target.cache_bytes):
-        fits = (p for p in positions if LINE_BYTES * sum(n for n, _ in lines[p]) <= 0.8 * size)
+        fits = (p for p, below in enumerate(lines) if fit(below, size))
         at = next(fits, len(form.loops))
         if at == 0 and level > 0:
             break  # all of it fits here: nothing comes from further away
@@ -222,6 +226,28 @@ def traffic_cost(form: Form) -> float:
     return total
 
 
+def lines_inward(form: Form) -> list[list[Lines]]:
+    """By position from the outside, the lines of every operand that lie below: up to the position
+    where the nearest cache holds them, or all."""
+    ranges = form.ranges
+    lines = [lines_below(operand, ranges[0]) for operand in form.operands]
+    found = [lines]
+    for position, loop in enumerate(form.loops):
+        if fit(lines, form.target.cache_bytes[0]):
+            break
+        lines = [
+            lines_below(operand, ranges[position + 1]) if operand.stride_of(loop.axis) else before
+            for operand, before in zip(form.operands, lines, strict=True)
+        ]
+        found.append(lines)
+    return found
+
+
+def fit(lines: Iterable[Lines], size: int) -> bool:
+    """Whether a cache of so many bytes holds these lines beside what else is in it."""
+    return LINE_BYTES * sum(count for count, _ in lines) <= 0.8 * size
+
+
 def refetches(form: Form, operand: Operand, at: int) -> float:
     """How often the lines below position `at` are fetched: not for loops just outside of it that
     do not move the operand."""
@@ -230,22 +256,20 @@ def refetches(form: Form, operand: Operand, at: int) -> float:
         loop = form.loops[position]
         again = again or operand.stride_of(loop.axis) != 0
         if again:
-            factor *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+            factor *= -(-form.ranges[position][loop.axis][0] // loop.step)
     return max(1.0, factor)
 
 
-def lines_below(
-    form: Form, operand: Operand, ranges: Mapping[int, tuple[int, ...]]
-) -> tuple[float, bool]:
+def lines_below(operand: Operand, ranges: Mapping[int, tuple[int, ...]]) -> Lines:
     """Cache lines that pieces of these lengths touch, and whether they lie apart."""
-    extents = [
-        (abs(operand.stride_of(axis)), max(ranges[axis]))
-        for axis in ranges
-        if operand.stride_of(axis) and max(ranges[axis]) > 1
-    ]
+    extents = sorted(
+        (abs(stride), ranges[axis][0])
+        for axis, stride in enumerate(operand.moves)
+        if stride and ranges[axis][0] > 1
+    )
     size = operand.item_bytes
     run, rows = 1, 1.0
-    for stride, extent in sorted(extents):
+    for stride, extent in extents:
         if stride <= run:  # continues the run, or overlaps it
             run = max(run, stride * (extent - 1) + run)
         else:
@@ -263,7 +287,7 @@ def copies_cost(form: Form) -> float:
     for pack in form.packed.inner:
         times = COPIED_OUT if pack.number == 0 else 1.0
         for position, loop in enumerate(form.loops[: pack.depth]):
-            times *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+            times *= -(-form.ranges[position][loop.axis][0] // loop.step)
         total += times * copy_cycles(form, pack.operand, pack.source)
     return total
 
@@ -286,7 +310,7 @@ def loops_cost(form: Form) -> float:
     """Cycles of the iterations of all real loops."""
     total, times = 0.0, 1.0
     for position, loop in enumerate(form.loops[: form.scope]):
-        times *= math.ceil(max(form.ranges[position][loop.axis]) / loop.step)
+        times *= -(-form.ranges[position][loop.axis][0] // loop.step)
         total += times * LOOP_OVERHEAD
     return total
 

@@ -95,7 +95,7 @@ def options_of(nest: Nest, vector: int, constant: int | None = None) -> list[Can
     least = {i: PANEL_READS for i in range(1, 1 + len(nest.inputs))}
     if constant is not None:
         least[constant] = 0
-        if nest.operands[constant].needs_fill(nest.axes):  # which a pack at the root does
+        if constant in nest.padded:  # which a pack at the root does
             del least[constant]
     panels = [i for i, reads in least.items() if panelable(nest, nest.operands[i], vector, reads)]
     strided = [i for i in panels if nest.operands[i].stride_of(vector) != 1]
@@ -235,9 +235,9 @@ def with_packs(schedule: Schedule, option: Candidate, panels: int, tiles: int) -
     for number in option.panels:
         order = lanes_last(nest.operands[number], vector)
         schedule = pack(schedule, number, order, panels - 1 if panels else "root")
-    for number, operand in enumerate(nest.operands):
-        if number not in (*option.panels, option.constant) and operand.needs_fill(nest.axes):
-            loops = padded_in(schedule, operand)
+    for number in nest.padded:
+        if number not in (*option.panels, option.constant):
+            loops = padded_in(schedule, nest.operands[number])
             schedule = pack(schedule, number, None, loops - 1) if loops else schedule
     if option.constant is not None and option.constant not in option.panels:
         operand = nest.operands[option.constant]

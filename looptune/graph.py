@@ -176,7 +176,7 @@ def operand_features(
     return (
         float(number == 0), float(0 < number <= len(nest.inputs)), float(number > len(nest.inputs)),
         number / OPERANDS, size / 30, *(level / 10 for level in caches),
-        float(operand.needs_fill(nest.axes)), operand.item_bytes / 8, len(operand.dims) / 8,
+        float(number in nest.padded), operand.item_bytes / 8, len(operand.dims) / 8,
         float(inner),
     )  # fmt: skip
 

@@ -232,42 +232,48 @@ class Nest:
         if is_whole(self.dtype):
             check_whole_numbers(self)
 
-    @property
+    @cached_property
     def extras(self) -> tuple[Operand, ...]:
         """The operands of the epilogue."""
         return tuple(step.operand for step in self.epilogue if isinstance(step, Combine))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """The output, the inputs, then the epilogue's: the order of a kernel's pointers."""
         return (self.output, *self.inputs, *self.extras)
 
-    @property
+    @cached_property
     def dtype(self) -> DType:
         """The type that the nest computes in: the accumulator's."""
         return ACCUMULATOR[self.output.dtype]
 
-    @property
+    @cached_property
     def spatial(self) -> tuple[int, ...]:
         """Numbers of the axes that appear in the output."""
         return tuple(i for i, axis in enumerate(self.axes) if not axis.reduction)
 
-    @property
+    @cached_property
     def reductions(self) -> tuple[int, ...]:
         """Numbers of the axes that are summed (or maximised) away."""
         return tuple(i for i, axis in enumerate(self.axes) if axis.reduction)
 
-    @property
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """Numbers of the operands that some point reads outside of."""
+        operands = enumerate(self.operands)
+        return tuple(number for number, op in operands if op.needs_fill(self.axes))
+
+    @cached_property
     def points(self) -> int:
         """Points of the iteration space."""
         return math.prod(axis.extent for axis in self.axes)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Two operations a point for a product, one for a bare reduction."""
         return self.points * (2 if len(self.inputs) == 2 else 1 if self.reductions else 0)
 
-    @property
+    @cached_property
     def min_bytes(self) -> int:
         """Least traffic: each element that is touched moves once."""
         return sum(math.prod(op.shape) * op.item_bytes for op in self.operands)
@@ -282,9 +288,9 @@ class Nest:
         """
         axes = [[axis.extent, axis.reduction] for axis in self.axes]
         operands = [
-            [op.dtype, op.fill if op.needs_fill(self.axes) else 0.0]
+            [op.dtype, op.fill if number in self.padded else 0.0]
             + [[d.size, d.stride, d.coefficients, d.offset] for d in op.dims]
-            for op in self.operands
+            for number, op in enumerate(self.operands)
         ]
         steps = [step_text(step) for step in self.epilogue]
         text = json.dumps([axes, operands, self.reduction, self.accumulate, *steps])

@@ -104,9 +104,15 @@ def by_policy(prior: Prior, deadline: float, clock: Callable[[], float]) -> Expa
             return []
         late = clock() >= deadline
         level = level[:1] if late else level
-        rows = prior([each.state for each in level])
-        found = []
-        for each, row in zip(level, rows, strict=True):
+        found, open_ = [], []
+        for each in level:
+            legal = np.flatnonzero(each.state.mask)
+            if len(legal) == 1:  # nothing to ask: its probability is 1
+                found.append(Scored(each.score, each.state.take(int(legal[0]))))
+            else:
+                open_.append(each)
+        rows = prior([each.state for each in open_]) if open_ else np.empty((0, 0))
+        for each, row in zip(open_, rows, strict=True):
             best = np.argsort(-row, kind="stable")[: 1 if late else BRANCH]
             for action in best:
                 if each.state.mask[action]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -84,11 +83,12 @@ class Schedule:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
         check_packs(self)
-        packed = {pack.operand for pack in self.packs if self.pads(pack)}
+        padded = self.nest.padded
+        packed = {p.operand for p in self.packs if p.operand in padded and self.pads(p)}
         required = tuple(
-            Pack(number, tuple(range(len(operand.dims))))
-            for number, operand in enumerate(self.nest.operands)
-            if number and number not in packed and operand.needs_fill(self.nest.axes)
+            Pack(number, tuple(range(len(self.nest.operands[number].dims))))
+            for number in padded
+            if number not in packed
         )
         if required:
             object.__setattr__(self, "packs", (*self.packs, *required))
@@ -106,13 +106,21 @@ class Schedule:
 
     def range_below(self, at: int) -> int:
         """Most elements of its axis that one run of loop `at` walks over."""
-        outer = [loop.step for loop in self.loops[:at] if loop.axis == self.loops[at].axis]
-        extent = self.nest.axes[self.loops[at].axis].extent
-        return min([extent, *outer])
+        return self.ranges[at]
+
+    @cached_property
+    def ranges(self) -> tuple[int, ...]:
+        """`range_below` of every loop."""
+        left = [axis.extent for axis in self.nest.axes]
+        found = []
+        for loop in self.loops:
+            found.append(left[loop.axis])
+            left[loop.axis] = min(left[loop.axis], loop.step)
+        return tuple(found)
 
     def trips(self, at: int) -> int:
         """Most iterations of loop `at`."""
-        return math.ceil(self.range_below(at) / self.loops[at].step)
+        return -(-self.ranges[at] // self.loops[at].step)
 
     def name(self, at: int) -> str:
         """`m:6`, or `m` for a step of 1."""
@@ -187,22 +195,30 @@ def check_loops(schedule: Schedule) -> None:
     """Raise `ScheduleError` unless every axis is walked in shrinking steps down to 1, and the
     parallel loop is the outermost over a spatial axis."""
     axes = schedule.nest.axes
-    steps: dict[int, list[int]] = {axis: [] for axis in range(len(axes))}
+    last = [0] * len(axes)  # step of the innermost loop so far over each axis
     for at, loop in enumerate(schedule.loops):
-        if loop.axis not in steps:
+        if loop.axis >= len(axes):
             raise ScheduleError(f"loop {at} is over axis {loop.axis}; the nest has {len(axes)}")
-        if at == schedule.parallel and (steps[loop.axis] or axes[loop.axis].reduction):
+        outer = last[loop.axis]
+        if at == schedule.parallel and (outer or axes[loop.axis].reduction):
             raise ScheduleError(f"parallel loop {at} is a reduction or not outermost over its axis")
-        steps[loop.axis].append(loop.step)
-    for axis, found in steps.items():
-        if found != sorted(set(found), reverse=True) or found[-1:] != [1]:
-            raise ScheduleError(
-                f"the loops over {axes[axis].name} have steps {found}; they shrink to 1"
-            )
+        if outer and loop.step >= outer:
+            raise wrong_steps(schedule, loop.axis)
+        last[loop.axis] = loop.step
+    for axis, step in enumerate(last):
+        if step != 1:
+            raise wrong_steps(schedule, axis)
     if schedule.parallel is not None and not 0 <= schedule.parallel < len(schedule.loops):
         raise ScheduleError(f"no loop {schedule.parallel} to run in parallel")
-    if schedule.vector is not None and schedule.vector not in steps:
+    if schedule.vector is not None and schedule.vector not in range(len(axes)):
         raise ScheduleError(f"no axis {schedule.vector} to spread over lanes")
+
+
+def wrong_steps(schedule: Schedule, axis: int) -> ScheduleError:
+    """What is wrong with the loops over an axis."""
+    steps = [loop.step for loop in schedule.loops if loop.axis == axis]
+    name = schedule.nest.axes[axis].name
+    return ScheduleError(f"the loops over {name} have steps {steps}; they shrink to 1")
 
 
 def check_packs(schedule: Schedule) -> None:
@@ -371,11 +387,7 @@ def pack(
     order = tuple(range(rank)) if order is None else permutation(order, rank, what)
     made = Pack(operand, order, at)
     plain = Pack(operand, tuple(range(rank)))
-    instead = (
-        {plain}
-        if operands[operand].needs_fill(schedule.nest.axes) and schedule.pads(made)
-        else set()
-    )
+    instead = {plain} if operand in schedule.nest.padded and schedule.pads(made) else set()
     packs = tuple(
         p for p in schedule.packs if (p.operand, p.at) != (operand, at) and p not in instead
     )

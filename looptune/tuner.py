@@ -19,9 +19,9 @@ from looptune.measure import (
     Clock,
     Posterior,
     compare_samplers,
+    highest_peak,
     interleave,
     paired,
-    peak_flops,
     random_arrays,
     roofline_seconds,
     rotating_sampler,
@@ -102,6 +102,7 @@ class Tuner:
     trials: list[Trial] = field(default_factory=list)
     times: Times = field(default_factory=Times)
     posteriors: dict[str, Posterior] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)  # of kernels that are kept
 
     def __post_init__(self) -> None:
         self.plan: Plan = plan_of(self.nest)
@@ -109,9 +110,13 @@ class Tuner:
         self.anchor_schedule = default_schedule(self.nest, self.target, self.threads)
         self.anchor = build(self.plan, [self.anchor_schedule], self.target, threads=self.threads)
         self.oracle = Oracle(self.plan, self.seed)
-        peak = peak_flops(self.target, "float32", seconds=0.02)  # that of int8 is no higher
-        self.floor = FLOOR_SLACK * roofline_seconds(self.anchor, peak)
         self.oracle.verify(self.anchor)
+        self.kernels = {self.anchor_schedule.identity: self.anchor}
+
+    def floor(self, again: bool = False) -> float:
+        """Seconds that a call takes at least; the peak measured `again` may make them fewer."""
+        peak = highest_peak(self.target, again=again)  # that of int8 is no higher
+        return FLOOR_SLACK * roofline_seconds(self.anchor, peak)
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -135,7 +140,11 @@ class Tuner:
     def asked(self, schedule: Schedule) -> Posterior:
         """The posterior of a schedule, measured here or elsewhere; raises what is wrong with it."""
         if self.remote is None:
-            return self.timed(self.kernel_of(schedule), schedule)
+            kernel = self.kernel_of(schedule)
+            posterior = self.timed(kernel, schedule)
+            if kernel is not self.anchor:
+                self.keep(schedule, kernel, posterior.mean)
+            return posterior
         start = self.spending.clock()
         try:
             return self.remote(schedule)
@@ -150,6 +159,8 @@ class Tuner:
 
     def kernel_of(self, schedule: Schedule) -> Kernel:
         """A verified kernel, the anchor for what has the anchor's code; raises what is wrong."""
+        if schedule.identity in self.kernels:
+            return self.kernels[schedule.identity]
         start = self.spending.clock()
         kernel = build(self.plan, [schedule], self.target, threads=self.threads)
         built = self.spending.clock()
@@ -159,6 +170,14 @@ class Tuner:
         self.oracle.verify(kernel)
         self.times.verify += self.spending.clock() - built
         return kernel
+
+    def keep(self, schedule: Schedule, kernel: Kernel, value: float) -> None:
+        """Remember the kernel while its schedule may still be among the finalists."""
+        self.kernels[schedule.identity] = kernel
+        self.values[schedule.identity] = value
+        if len(self.values) > FINALISTS:
+            worst = min(self.values, key=self.values.__getitem__)
+            del self.values[worst], self.kernels[worst]
 
     def timed(self, kernel: Kernel, schedule: Schedule) -> Posterior:
         """The kernel beside the anchor; raises `MeasurementError` for a time that cannot be."""
@@ -172,9 +191,9 @@ class Tuner:
         found = interleave(samplers, rounds=TRIAL_ROUNDS, seconds=TRIAL_SECONDS)
         self.times.measure += self.spending.clock() - start
         best = min(found["candidate"].seconds)
-        if best < self.floor:
+        if best < self.floor() and best < self.floor(again=True):
             raise MeasurementError(
-                f"{best:.3g} s a call, under the roofline's {self.floor:.3g} s: the kernel "
+                f"{best:.3g} s a call, under the roofline's {self.floor():.3g} s: the kernel "
                 "cannot have done its work"
             )
         return paired(found["anchor"], found["candidate"])
@@ -229,6 +248,7 @@ def search_nest(
         tuner.nest, tuner.target, tuner.threads, tuner, space, tuner.seed,
         left=lambda: tuner.spending.left, policy=policy,
     )  # fmt: skip
+    search.default = tuner.anchor_schedule
     search.values[tuner.anchor_schedule.identity] = 0.0
     search.schedules[tuner.anchor_schedule.identity] = tuner.anchor_schedule
     try:

@@ -24,7 +24,7 @@ from looptune.propose import proposals
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-SECONDS = 0.02  # until the beam narrows to one state
+SECONDS = 0.008  # until the beam narrows to one state
 DTYPES = ("float32", "float64")  # that it was trained on
 
 

@@ -284,7 +284,7 @@ def test_what_has_the_anchors_code_is_the_anchor() -> None:
 def test_a_time_under_the_roofline_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     spending = Spending(None, None, Ticks(), 0.0)
     tuner = Tuner(NEST, host_target(), 1, spending)
-    fast = {"anchor": Samples((1e-6,) * 5), "candidate": Samples((tuner.floor / 2,) * 5)}
+    fast = {"anchor": Samples((1e-6,) * 5), "candidate": Samples((tuner.floor() / 2,) * 5)}
     monkeypatch.setattr(tuning, "interleave", lambda *_, **__: fast)
     assert tuner(parse_order(NEST, "m:4 n:16 k m n", "n")) is None
     assert "under the roofline's" in tuner.trials[0].reason

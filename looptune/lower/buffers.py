@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from looptune.dtypes import ACCUMULATOR, DType
 from looptune.errors import LoweringError
@@ -53,7 +54,7 @@ class Buffer:
         """First aligned byte behind the copy."""
         return aligned_end(self.offset, self.operand)
 
-    @property
+    @cached_property
     def operand(self) -> Operand:
         """The operand as the nest reads it from the copy."""
         dims = tuple(
@@ -151,8 +152,8 @@ def with_inner(
         copied = source is not outer.operands[pack.operand]
         margins = ((0, 0),) * len(source.dims) if copied else source.overhang(outer.nest.axes)
         dtype = copied_dtype(outer.nest, pack.operand)
-        made = inner_pack(depth, pack, source, extents, dtype)
-        made = replace(made, offset=offset, margins=margins)
+        copy = copied_box(pack, source, extents, dtype)
+        made = Inner(depth, pack.operand, source, copy, offset, margins)
         operands[pack.operand] = made.operand
         offset = made.end
         inner.append(made)
@@ -190,43 +191,44 @@ def multiplies_pairs(nest: Nest) -> bool:
     return nest.dtype == "int32" and len(nest.inputs) == 2
 
 
-def inner_pack(
-    depth: int,
-    pack: Pack,
-    source: Operand,
-    extents: Mapping[int, int],
-    dtype: DType,
-) -> Inner:
-    """The box of `source` below `depth` loops, which leave pieces of at most `extents`, its place
-    still to come."""
+def copied_box(pack: Pack, source: Operand, extents: Mapping[int, int], dtype: DType) -> Operand:
+    """A copy of the box of `source` that lies below loops which leave pieces of at most
+    `extents`."""
     if pack.operand == 0:
-        dims = written_dims(source, extents)
+        boxes = written_box(source, extents)
     else:
-        dims = tuple(read_dim(dim, extents) for dim in source.dims)
-    strides = strides_in(pack.order, tuple(dim.size for dim in dims))
-    dims = tuple(replace(dim, stride=step) for dim, step in zip(dims, strides, strict=True))
-    return Inner(depth, pack.operand, source, replace(source, dims=dims, dtype=dtype), 0, ())
+        boxes = [read_box(dim, extents) for dim in source.dims]
+    strides = strides_in(pack.order, tuple(size for size, _, _ in boxes))
+    dims = tuple(
+        Dim(size, stride, coefficients, offset)
+        for (size, coefficients, offset), stride in zip(boxes, strides, strict=True)
+    )
+    return replace(source, dims=dims, dtype=dtype)
 
 
-def read_dim(dim: Dim, extents: Mapping[int, int]) -> Dim:
-    """A dimension of the box that pieces of these extents read, its stride still to come."""
+Side = tuple[int, tuple[int, ...], int]  # size, coefficients and offset of a box's dimension
+
+
+def read_box(dim: Dim, extents: Mapping[int, int]) -> Side:
+    """One side of the box that pieces of these extents read."""
     reach = [c * (extents[axis] - 1) for axis, c in enumerate(dim.coefficients)]
     low = sum(r for r in reach if r < 0)
-    return Dim(sum(map(abs, reach)) + 1, 0, dim.coefficients, -low)
+    return sum(map(abs, reach)) + 1, dim.coefficients, -low
 
 
-def written_dims(output: Operand, extents: Mapping[int, int]) -> tuple[Dim, ...]:
-    """The dimensions of the box that pieces of these extents write, without the gaps.
+def written_box(output: Operand, extents: Mapping[int, int]) -> list[Side]:
+    """The sides of the box that pieces of these extents write, without the gaps.
 
     Raises `LoweringError` unless each axis walks one dimension and each dimension one axis:
     the box of a diagonal, or of two axes in one dimension, has holes.
     """
-    found, seen = [], set[int]()
+    found: list[Side] = []
+    seen = set[int]()
     for dim in output.dims:
         moved = [axis for axis, c in enumerate(dim.coefficients) if c and extents[axis] > 1]
         if len(moved) > 1 or seen & set(moved):
             raise LoweringError(f"the box that a write cache of {output.name} covers has holes")
         seen |= set(moved)
         unit = tuple(int(axis in moved) for axis in range(len(dim.coefficients)))
-        found.append(Dim(extents[moved[0]] if moved else 1, 0, unit))
-    return tuple(found)
+        found.append((extents[moved[0]] if moved else 1, unit, 0))
+    return found

@@ -14,7 +14,7 @@ cut into three parts: real loops, reduction loops that roll around registers, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from looptune.dtypes import is_narrow
@@ -152,9 +152,10 @@ def count_leaves(extent: int, steps: list[int]) -> int:
     return whole * count_leaves(step, inner) + (count_leaves(rest, inner) if rest else 0)
 
 
-def inner_ranges(values: Iterable[int], step: int) -> tuple[int, ...]:
+def inner_ranges(values: tuple[int, ...], step: int) -> tuple[int, ...]:
     """Range set below a loop of `step` whose own range is one of `values`, largest first."""
-    values = tuple(values)
+    if len(values) == 1 and values[0] and values[0] % step in (0, values[0]):
+        return (min(values[0], step),)
     found = {value % step for value in values} - {0}
     if any(value >= step for value in values):
         found.add(step)
@@ -179,7 +180,7 @@ def footprint(nest: Nest, loops: tuple[Loop, ...], ranges: Ranges, vector: int |
         if axis == vector:
             total *= max(count_leaves(extent, steps) for extent in ranges[axis])
         else:
-            total *= max(ranges[axis])
+            total *= ranges[axis][0]
     return total
 
 
@@ -227,7 +228,7 @@ def choose_vector(
 
 
 def strip_mine(
-    nest: Nest, loops: tuple[Loop, ...], vector: int | None, budget: int
+    nest: Nest, loops: tuple[Loop, ...], ranges: Sequence[Ranges], vector: int | None, budget: int
 ) -> tuple[Loop, ...]:
     """Split the spatial loops inside the innermost reduction by the register budget.
 
@@ -237,7 +238,6 @@ def strip_mine(
     """
     at = max(i for i, loop in enumerate(loops) if nest.axes[loop.axis].reduction)
     inner = loops[at + 1 :]
-    ranges = range_sets(nest, loops)
     first = len(inner)
     while first and footprint(nest, inner[first - 1 :], ranges[at + first], vector) <= budget:
         first -= 1
@@ -249,9 +249,10 @@ def strip_mine(
     return (*loops[:at], *inner[: first - 1], *pieces, *kept)
 
 
-def first_fit(nest: Nest, loops: tuple[Loop, ...], vector: int | None, budget: int) -> int:
+def first_fit(
+    nest: Nest, loops: tuple[Loop, ...], ranges: Sequence[Ranges], vector: int | None, budget: int
+) -> int:
     """The first position from the outside whose output footprint fits `budget` registers."""
-    ranges = range_sets(nest, loops)
     for at in range(len(loops)):
         if footprint(nest, loops[at:], ranges[at], vector) <= budget:
             return at
@@ -316,11 +317,13 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
     vector = choose_vector(problem, schedule.vector, loops, target)
     loops = with_vector_step(loops, vector, lanes)
     budget = register_budget(nest, target)
-    scope = first_fit(nest, loops, vector, budget)
+    ranges = range_sets(nest, loops)
+    scope = first_fit(nest, loops, ranges, vector, budget)
     reduces = [i for i, loop in enumerate(loops) if nest.axes[loop.axis].reduction]
     if reduces and reduces[-1] < scope:
-        loops = strip_mine(nest, loops, vector, budget)
-        scope = first_fit(nest, loops, vector, budget)
+        loops = strip_mine(nest, loops, ranges, vector, budget)
+        ranges = range_sets(nest, loops)
+        scope = first_fit(nest, loops, ranges, vector, budget)
     shared = parallel_position(schedule, loops)
     if shared is not None:
         scope = max(scope, shared + 1)
@@ -330,7 +333,6 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
             raise LoweringError(
                 "a write cache outside the parallel loop would be written back whole by each thread"
             )
-    ranges = range_sets(nest, loops)
     problem = with_inner(problem, placed, ranges)
     scope = max([scope, *(pack.depth for pack in problem.inner)])
     limit = furthest(target) // 2
@@ -413,7 +415,7 @@ def reach(
     """Most bytes an operand moves within the spatial (or reduction) loops."""
     axes = {p.axis for p in loops if nest.axes[p.axis].reduction != spatial}
     return max(
-        op.item_bytes * sum(abs(op.stride_of(a)) * (max(ranges[a]) - 1) for a in axes)
+        op.item_bytes * sum(abs(op.stride_of(a)) * (ranges[a][0] - 1) for a in axes)
         for op in operands
     )
 
