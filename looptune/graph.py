@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from looptune.dtypes import ITEM_BYTES
+from looptune.dtypes import ITEM_BYTES, is_whole
 from looptune.errors import ScheduleError
 from looptune.ir import Nest, Operand
 from looptune.outlook import FEATURES as OUTLOOK
@@ -190,7 +190,8 @@ def machine_features(nest: Nest, target: Target, threads: int) -> np.ndarray:
     described = (
         target.lanes(nest.dtype) / 16, target.vector_registers / 32, target.temporaries / 8,
         target.fma_per_cycle / 2, target.fma_latency / 8, target.loads_per_cycle / 2, *caches,
-        float(target.masks), float(target.fold), float(target.fold_splat), float(target.dot),
+        float(target.masks), float(target.fold), float(target.fold_splat),
+        float(target.dot and is_whole(nest.dtype)),
         log(threads) / 4, ITEM_BYTES[nest.dtype] / 8,
         *(float(nest.inputs[0].dtype == kind) for kind in kinds),
         log(nest.points) / 30, log(intensity) / 10, len(nest.axes) / AXES,

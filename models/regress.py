@@ -13,6 +13,7 @@ from looptune.models.dataset import Problem
 from looptune.models.gain import FARTHEST, FEATURES, HIDDEN, MEMBERS, GainModel, described, shapes
 
 MOST = 1.5  # of a gain's logarithm: what is worse than that is bad enough
+UNTOLD = 1e6  # the scale of a feature that never varied: what it does elsewhere is not known
 NOISE = 0.03  # of a mean on top of its samples' spread
 
 
@@ -73,7 +74,8 @@ def regress(
     unseen = np.isin(table.problem, rng.permutation(count)[: round(config.held_out * count)])
     seen = np.flatnonzero(~unseen)
     shift = table.features[seen].mean(0)
-    scale = table.features[seen].std(0) + 0.05
+    spread = table.features[seen].std(0)
+    scale = np.where(spread > 1e-6, spread + 0.05, UNTOLD).astype(np.float32)
     x = torch.from_numpy(
         np.clip((table.features - shift) / scale, -FARTHEST, FARTHEST).astype(np.float32)
     )
