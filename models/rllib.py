@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,8 +171,9 @@ def train(
     )  # fmt: skip
     with cluster(configuration, address) if runners else nullcontext():
         start = Start(network, None if begun is None else begun.optimizer)
-        with closing((remote_turns if runners else local_turns)(configuration, start)) as turns:
-            for taken, figures, learner in turns:
+        turns = remote_turns if runners else local_turns
+        with closing(turns(configuration, start)) as iterations:
+            for taken, figures, learner in iterations:
                 done += taken
                 network.load_state_dict(network_of(learner).state_dict())
                 report({"steps": float(done), **figures})
@@ -205,7 +206,7 @@ def network_of(learner: Any) -> PolicyNetwork:
 Turn = tuple[int, dict[str, float], Any]
 
 
-def local_turns(configuration: Configuration, start: Start) -> Iterator[Turn]:
+def local_turns(configuration: Configuration, start: Start) -> Generator[Turn]:
     """Iterations in this process, without a cluster: steps, figures, the learner."""
     runner: Any = SingleAgentEnvRunner(config=configuration)
     try:
@@ -230,7 +231,7 @@ def local_turns(configuration: Configuration, start: Start) -> Iterator[Turn]:
         runner.stop()
 
 
-def remote_turns(configuration: Configuration, start: Start) -> Iterator[Turn]:
+def remote_turns(configuration: Configuration, start: Start) -> Generator[Turn]:
     """Iterations of an algorithm with remote runners; its learner is in this process."""
     algorithm: Any = configuration.build_algo()
     try:
@@ -302,7 +303,8 @@ def cluster(configuration: Configuration, address: str | None = None) -> Iterato
 
 def check_resources(wanted: Mapping[str, float]) -> None:
     """Raise `ArgumentError` unless the cluster has that much."""
-    found = ray.cluster_resources()
+    there: Any = ray.cluster_resources
+    found = there()
     for name, amount in wanted.items():
         if found.get(name, 0) < amount:
             raise ArgumentError(

@@ -179,6 +179,17 @@ def test_a_resource_needs_a_runner(rllib):
         rllib.ppo_config(architecture(), settings(), measure=1.0)
 
 
+def test_a_cluster_must_have_what_runners_hold(rllib, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rllib.ray, "cluster_resources", lambda: {"CPU": 8.0, "measure": 1.0})
+    rllib.check_resources({"measure": 1.0})
+    with pytest.raises(
+        ArgumentError, match=r"runners hold 2 of 'measure', .* has 1: fewer runners"
+    ):
+        rllib.check_resources({"measure": 2.0})
+    with pytest.raises(ArgumentError, match=r"runners hold 1 of 'other', .* has 0"):
+        rllib.check_resources({"other": 1.0})
+
+
 @pytest.mark.slow
 def test_a_remote_runner_trains(rllib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The worker imports everything by itself, and nothing is left behind."""
