@@ -23,7 +23,7 @@ from looptune.envs.problem import (
     named,
     on_this_machine,
 )
-from looptune.envs.rewards import REWARDS, Gain, clipped, modelled
+from looptune.envs.rewards import REWARDS, Gain, Measured, clipped, modelled
 from looptune.errors import ArgumentError
 from looptune.graph import ActionTable, Observation, in_domain, shapes
 from looptune.schedule import Schedule
@@ -163,6 +163,11 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
     def potential(self, state: State) -> float:
         """The cost model's opinion, zero without shaping."""
         return clipped(state.worth) if self.shaping else 0.0
+
+    def close(self) -> None:
+        """Write what was measured, if a file keeps it."""
+        if isinstance(self.gain, Measured):
+            self.gain.flush()
 
     def action_masks(self) -> np.ndarray:
         """bool (actions,): the mask under the name that sb3-contrib asks for."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -57,7 +57,8 @@ def merged(first: Posterior, second: Posterior) -> Posterior:
 class Measured:
     """The measured gain, by posteriors that `measure` adds to; kept in `path`, if given.
 
-    Records of another machine are not read. `rng` decides what is measured again.
+    Records of another machine are not read. `rng` decides what is measured again. What is sent to
+    another machine forgets there what it knew.
     """
 
     path: Path | None = None
@@ -72,6 +73,12 @@ class Measured:
         self.machine = json.dumps(asdict(fingerprint()), sort_keys=True)
         if self.path is not None and self.path.exists():
             self.known.update(read(self.path, self.machine))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, unwritten=[])
+        here = json.dumps(asdict(fingerprint()), sort_keys=True)
+        if self.machine != here:
+            self.machine, self.known = here, {}
 
     def __call__(self, problem: Problem, schedule: Schedule) -> float | None:
         """The mean of all samples of a schedule, None for one that cannot be built."""
@@ -102,6 +109,7 @@ class Measured:
                 each = self.known[key]
                 values = None if each is None else [each.n, each.mean, each.variance]
                 lines.append(json.dumps({"machine": self.machine, "key": key, "found": values}))
+            self.path.parent.mkdir(parents=True, exist_ok=True)  # on another node
             with self.path.open("a+b") as file:
                 torn = file.seek(0, os.SEEK_END) and not ends_line(file)
                 file.write(("\n" * bool(torn) + "\n".join(lines) + "\n").encode())

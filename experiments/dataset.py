@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from looptune.build import build
-from looptune.construct import STOP, TABLE, Construction
+from looptune.construct import STOP, Construction, decisions_of
 from looptune.errors import LooptuneError, LoweringError
 from looptune.graph import in_domain
 from looptune.host import fingerprint, host_target, runs
@@ -83,21 +83,6 @@ def schedules_of(nest: Nest, target: Target, rng: np.random.Generator) -> dict[s
     return found
 
 
-def decisions(state: Construction, start: Construction) -> list[int]:
-    """The actions that lead from `start` to `state`."""
-    actions = [] if state.tile is None else [state.tile]
-    walked = start if state.tile is None else start.take(state.tile)
-    for axis, step, until in state.placed:
-        options = range(TABLE.axis_at + axis * TABLE.axis, TABLE.axis_at + (axis + 1) * TABLE.axis)
-        loop = ((axis, step, until),)
-        legal = [action for action in reversed(options) if walked.mask[action]]
-        action = next(a for a in legal if walked.take(a).placed[-1:] == loop)
-        walked = walked.take(action)
-        actions.append(action)
-    actions += [TABLE.operand_at + operand for operand in state.toggled]
-    return actions
-
-
 def kernels_of(nest: Nest, target: Target, states: dict[str, Construction]) -> dict[str, Kernel]:
     """Verified kernels by the schedules' identity, the default's under "" and "again"; those of
     equal code once."""
@@ -138,10 +123,9 @@ def line_of(nest: Nest, target: Target, rng: np.random.Generator) -> dict[str, o
     posteriors = measured(nest, kernels) or measured(nest, kernels)
     if posteriors is None:
         return None
-    start = Construction(nest, target)
     rows = [
         {
-            "decisions": decisions(states[name], start),
+            "decisions": decisions_of(states[name]),
             "actions": states[name].schedule.actions,
             "n": each.n, "mean": round(each.mean, 4), "sd": round(each.variance**0.5, 4),
         }

@@ -94,6 +94,11 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--seed", type=int, default=0)
     job.add_argument("--stages", default=None, help="comma-separated; default: all")
     job.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    help_text = "whose PPO: RLlib's, or the one in a single file"
+    job.add_argument("--trainer", choices=("rllib", "single"), default="rllib", help=help_text)
+    help_text = "remote environment runners of RLlib; 0: sample in this process"
+    job.add_argument("--runners", type=int, default=0, help=help_text)
+    job.add_argument("--address", help="of the Ray cluster for the runners; default: a local one")
 
     help_text = "evaluate a policy on what is held out, beside what others choose"
     job = jobs.add_parser("eval", help=help_text, parents=[target_option()])
@@ -448,7 +453,10 @@ def run_train(args: argparse.Namespace) -> int:
             f"training needs {missing.name}: pip install 'looptune[train]' brings it"
         ) from missing
     stages = STAGES if args.stages is None else tuple(args.stages.split(","))
-    run(TrainConfig(seed=args.seed, stages=stages), args.folder, args.resume)
+    config = TrainConfig(
+        seed=args.seed, stages=stages, trainer=args.trainer, runners=args.runners
+    )  # fmt: skip
+    run(config, args.folder, args.resume, args.address)
     print(args.folder / "policy.npz")
     return 0
 

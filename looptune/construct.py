@@ -323,3 +323,19 @@ class Construction:
         if kind == SHARE:
             return f"share {names[axis]}"
         return f"{names[axis]}" if kind == ALL else f"{names[axis]} x{TRIPS[kind]}"
+
+
+def decisions_of(state: Construction) -> tuple[int, ...]:
+    """Actions that lead from nothing to what is decided in `state`, without the one to stop."""
+    walked = Construction(state.nest, state.target, state.threads)
+    found = [] if state.tile is None else [state.tile]
+    walked = walked if state.tile is None else walked.take(state.tile)
+    for placed in state.placed:
+        first = TABLE.axis_at + placed[0] * TABLE.axis
+        legal = (kind for kind in reversed(range(ALL + 1)) if walked.mask[first + kind])
+        found.append(next(first + k for k in legal if walked.take(first + k).placed[-1] == placed))
+        walked = walked.take(found[-1])
+    found += [TABLE.operand_at + operand for operand in state.toggled]
+    if state.shared is not None:
+        found.append(TABLE.axis_at + state.shared * TABLE.axis + SHARE)
+    return tuple(found)

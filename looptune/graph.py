@@ -25,7 +25,7 @@ from looptune.outlook import FEATURES as OUTLOOK
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-OBSERVATION_VERSION = 1
+OBSERVATION_VERSION = 1  # of the features and of what actions mean, counted together
 AXES, LOOPS, OPERANDS = 10, 20, 6
 NODES = AXES + LOOPS + OPERANDS
 NODE_FEATURES = 32
@@ -35,6 +35,7 @@ CANDIDATES = 64
 CANDIDATE_FEATURES = 16
 MACHINE_FEATURES = 32
 WORLD_FEATURES = MACHINE_FEATURES + OUTLOOK
+TARGET_FEATURES = slice(0, 14)  # of the world: those that name the target and the threads
 
 Observation = dict[str, np.ndarray]
 

@@ -122,10 +122,10 @@ def by_policy(prior: Prior, deadline: float, clock: Callable[[], float]) -> Expa
     return expand
 
 
-def expert(start: Construction, value: ModelValue) -> list[Scored]:
+def expert(start: Construction, value: ModelValue, width: int = EXPERT_WIDTH) -> list[Scored]:
     """Constructions by the cost model, the best first; of equal schedules the shortest."""
     shortest: dict[str, Scored] = {}
-    for each in beam(start, by_model(value), EXPERT_WIDTH):
+    for each in beam(start, by_model(value), width):
         identity = each.state.schedule.identity
         known = shortest.get(identity)
         if known is None or each.state.steps < known.state.steps:

@@ -1,4 +1,5 @@
-"""Behaviour cloning: the network learns which decisions led to good schedules.
+"""Behaviour cloning: the network learns which decisions led to good schedules, those that were
+measured or the best that the cost model's beam finds.
 
 A demonstration is a set of finished constructions of one problem with their gains. The better
 ones count more, by exp(gain / TEMPERATURE) as in advantage-weighted regression (Peng et al., 2019);
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from looptune.construct import STOP, TABLE, Construction
+from looptune.construct import STOP, TABLE, Construction, decisions_of
 from looptune.errors import ScheduleError
 from looptune.graph import Observation, shapes
 from looptune.models.dataset import Problem
 from looptune.models.network import PolicyNetwork
+from looptune.propose import ModelValue, expert
 
 TEMPERATURE = 0.03  # of a gain's logarithm: some 3 % are told apart
 NEGLIGIBLE = 0.01  # of a problem's weight: a state with less is left out
@@ -100,6 +102,20 @@ def from_measurements(
             continue
         finally:
             progress()
+    return found
+
+
+def from_beam(
+    starts: Iterable[Construction], width: int, progress: Callable[[], object] = lambda: None
+) -> Demonstrations:
+    """The best construction that the cost model's beam of `width` finds from every start, the
+    shortest of equals; its gain is the predicted one."""
+    found = Demonstrations()
+    for start in starts:
+        value = ModelValue(start.nest, start.target, start.threads)
+        best = expert(start, value, width)[0]
+        found.add(start, [(decisions_of(best.state), best.score)])
+        progress()
     return found
 
 

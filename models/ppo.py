@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
-from looptune.envs.episode import GraphEnv
 from looptune.graph import Observation
-from looptune.models.network import PolicyNetwork, stacked
+from looptune.models.network import stacked
 
 
 @dataclass(frozen=True)
@@ -53,67 +54,121 @@ class Batch:
     returns: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Progress:
+    """A trainer after an iteration: environment steps so far, and the states of the network, of
+    its optimizer and of torch's generator. Both trainers keep it, and go on from it."""
+
+    steps: int
+    network: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    random: torch.Tensor
+
+
+def keep(
+    path: Path, steps: int, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Write where a trainer is; the file is complete or as it was."""
+    found = Progress(steps, network.state_dict(), optimizer.state_dict(), torch.get_rng_state())
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        torch.save(vars(found), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def kept(path: Path | None) -> Progress | None:
+    """Where a trainer was, if it has written that."""
+    if path is None or not path.exists():
+        return None
+    return Progress(**torch.load(path, weights_only=True))
+
+
+@dataclass
+class Lane:
+    """An environment, and its episode so far."""
+
+    environment: gymnasium.Env[Observation, Any]
+    observation: Observation
+    total: float = 0.0
+    length: int = 0
+
+    def step(self, action: int) -> tuple[float, bool]:
+        """The reward, and whether the episode is over, finished or cut off."""
+        self.observation, reward, done, cut, _ = self.environment.step(np.int64(action))
+        self.total += float(reward)
+        self.length += 1
+        return float(reward), done or cut
+
+    def restart(self) -> tuple[float, int]:
+        """Begin another episode; return and length of the last one."""
+        ended = self.total, self.length
+        self.observation, self.total, self.length = self.environment.reset()[0], 0.0, 0
+        return ended
+
+
 def train(
-    network: PolicyNetwork,
-    environments: Sequence[GraphEnv],
+    network: torch.nn.Module,
+    environments: Sequence[gymnasium.Env[Observation, Any]],
     config: PPOConfig,
     report: Report,
     state: Path | None = None,
 ) -> None:
-    """Improve a network by its own episodes. `state` is read if it is there, and kept up."""
+    """Improve a network by its own episodes. `state` is read if it is there, and kept up.
+
+    The network takes stacked observations and gives logits (batch, actions) and values (batch,).
+    """
     optimizer = torch.optim.Adam(network.parameters(), lr=config.rate, eps=1e-5)
-    done, seed = 0, config.seed
-    if state is not None and state.exists():
-        kept = torch.load(state, weights_only=True)
-        network.load_state_dict(kept["network"])
-        optimizer.load_state_dict(kept["optimizer"])
-        torch.set_rng_state(kept["random"])
-        done, seed = kept["steps"], config.seed + 1000 * kept["steps"]
-    else:
+    done, begun = 0, kept(state)
+    if begun is None:
         torch.manual_seed(config.seed)
-    observations: list[Observation] = []
-    for number, environment in enumerate(environments):
-        observations.append(environment.reset(seed=seed * 100 + number)[0])
+    else:
+        network.load_state_dict(begun.network)
+        optimizer.load_state_dict(begun.optimizer)
+        torch.set_rng_state(begun.random)
+        done = begun.steps
+    seed = 100 * (config.seed + 1000 * done)
+    lanes = [Lane(env, env.reset(seed=seed + at)[0]) for at, env in enumerate(environments)]
     while done < config.steps:
         for group in optimizer.param_groups:
-            group["lr"] = config.rate * max(0.1, 1 - done / config.steps)
-        batch, ends = rollout(network, environments, observations, config)
+            group["lr"] = rate_at(config, done)
+        batch, ends = rollout(network, lanes, config)
         losses = update(network, optimizer, batch, config)
         done += len(batch.actions)
         report({"steps": float(done), **summary(ends), **losses})
         if state is not None:
-            kept = {"network": network.state_dict(), "optimizer": optimizer.state_dict(),
-                    "random": torch.get_rng_state(), "steps": done}  # fmt: skip
-            torch.save(kept, state.with_suffix(".part"))
-            os.replace(state.with_suffix(".part"), state)
+            keep(state, done, network, optimizer)
+
+
+def rate_at(config: PPOConfig, done: int) -> float:
+    """The learning rate after so many steps: it falls to a tenth."""
+    return config.rate * max(0.1, 1 - done / config.steps)
 
 
 def summary(ends: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Episodes of a rollout: their gains and lengths, and how many lost more than 5 %."""
+    """Episodes of a rollout: their returns and lengths, and how many lost more than 5 %."""
     if not ends:
         return {"episodes": 0.0}
-    gains, lengths = (np.array(column) for column in zip(*ends, strict=True))
+    returns, lengths = (np.array(column) for column in zip(*ends, strict=True))
     return {
-        "episodes": float(len(ends)), "gain": float(gains.mean()), "length": float(lengths.mean()),
-        "losses": float((gains < -0.05).mean()),
+        "episodes": float(len(ends)), "return": float(returns.mean()),
+        "length": float(lengths.mean()), "losses": float((returns < -0.05).mean()),
     }  # fmt: skip
 
 
 def rollout(
-    network: PolicyNetwork,
-    environments: Sequence[GraphEnv],
-    observations: list[Observation],
-    config: PPOConfig,
+    network: torch.nn.Module, lanes: Sequence[Lane], config: PPOConfig
 ) -> tuple[Batch, list[tuple[float, int]]]:
-    """Some steps of every environment, with advantages, and gain and length of the episodes that
-    ended. `observations` are where the environments are, before and after."""
-    count = len(environments)
+    """Some steps of every environment, with advantages, and return and length of the episodes
+    that ended."""
     seen: list[Observation] = []
     actions, chances, values, rewards, finals = (
-        np.zeros((config.rollout, count), np.float32) for _ in range(5)
+        np.zeros((config.rollout, len(lanes)), np.float32) for _ in range(5)
     )
     ends = []
     for step in range(config.rollout):
+        observations = [lane.observation for lane in lanes]
         seen += observations
         with torch.no_grad():
             logits, value = network(stacked(observations))
@@ -122,17 +177,12 @@ def rollout(
             chances[step] = all_chances.gather(1, action[:, None])[:, 0].numpy()
             values[step] = value.numpy()
         actions[step] = action.numpy()
-        for at, environment in enumerate(environments):
-            found, reward, done, _, info = environment.step(np.int64(action[at]))
-            rewards[step, at], finals[step, at] = reward, done
-            if done:
-                gain = info["gain"]
-                steps = len(environment.taken)
-                ends.append((-2.0 if gain is None else gain, steps))
-                found, _ = environment.reset()
-            observations[at] = found
+        for at, lane in enumerate(lanes):
+            rewards[step, at], finals[step, at] = lane.step(int(action[at]))
+            if finals[step, at]:
+                ends.append(lane.restart())
     with torch.no_grad():
-        _, value = network(stacked(observations))
+        _, value = network(stacked([lane.observation for lane in lanes]))
     advantages = estimated(rewards, values, finals, value.numpy(), config)
     batch = Batch(
         stacked(seen),
@@ -161,7 +211,7 @@ def estimated(
 
 
 def update(
-    network: PolicyNetwork,
+    network: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     config: PPOConfig,

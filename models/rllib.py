@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.ppo import PPO
@@ -28,16 +28,14 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune import register_env
 from torch import Tensor
 
+import looptune
 from looptune.errors import ArgumentError
 from looptune.models.architecture import Architecture, architecture_from_json
 from looptune.models.network import PolicyNetwork
-from looptune.models.ppo import PPOConfig
+from looptune.models.ppo import PPOConfig, keep, kept, rate_at
 
 CONSTRUCT = "looptune.envs:looptune/Construct-v0"
-PREFIX = "network."  # of a parameter's name in the module below
-Arrays = Mapping[str, np.ndarray]
 Report = Callable[[dict[str, float]], None]
-Save = Callable[[dict[str, np.ndarray]], None]
 
 
 class GraphModule(TorchRLModule, ValueFunctionAPI):
@@ -89,6 +87,7 @@ def ppo_config(
     *,
     runners: int = 0,
     measure: float | None = None,
+    done: int = 0,
 ) -> Configuration:
     """RLlib's configuration of what `looptune.models.ppo` does with the same settings.
 
@@ -96,7 +95,8 @@ def ppo_config(
     an environment; `env_config` are its arguments. `settings.environments` is their number in each
     of the runners; with 0 `runners` they are in this process. `measure` is how much of the
     cluster's resource of that name a runner holds, 1 where it times kernels on a node that can run
-    one of them undisturbed. Raises `ArgumentError` for `measure` without runners.
+    one of them undisturbed. The schedule of rates goes on after `done` steps. Raises
+    `ArgumentError` for `measure` without runners.
     """
     if measure is not None and not runners:
         raise ArgumentError(f"measure={measure} without runners; runners=1 or more would do")
@@ -104,6 +104,7 @@ def ppo_config(
         make, environment = environment, f"{environment.__module__}.{environment.__qualname__}"
         register_env(environment, lambda config: make(**config))
     count = settings.rollout * settings.environments * max(1, runners)
+    last = max(1, int(0.9 * settings.steps) - done)
     fresh: Any = Configuration
     configured: Configuration = (
         fresh(algo_class=Algorithm)
@@ -124,7 +125,7 @@ def ppo_config(
             train_batch_size_per_learner=count,
             minibatch_size=min(settings.minibatch, count),
             num_epochs=settings.epochs,
-            lr=[[0, settings.rate], [max(1, int(0.9 * settings.steps)), 0.1 * settings.rate]],
+            lr=[[0, rate_at(settings, done)], [last, rate_at(settings, settings.steps)]],
             gamma=settings.discount,
             lambda_=settings.smoothing,
             clip_param=settings.clip,
@@ -136,89 +137,88 @@ def ppo_config(
             grad_clip_by="global_norm",
             use_kl_loss=False,
         )
-        .debugging(seed=settings.seed)
+        .debugging(seed=settings.seed + done)
     )
     return configured
 
 
-def arrays_of(module_state: Arrays, architecture: Architecture) -> dict[str, np.ndarray]:
-    """The network's arrays in a `GraphModule`'s state, as `PolicyNetwork.state_arrays` has them."""
-    network = PolicyNetwork(architecture)
-    state = {name.removeprefix(PREFIX): array for name, array in module_state.items()}
-    network.load_state_dict({name: torch.as_tensor(np.array(a)) for name, a in state.items()})
-    return network.state_arrays()
-
-
-def module_state_of(arrays: Arrays, architecture: Architecture) -> dict[str, np.ndarray]:
-    """The state of a `GraphModule` with a network's arrays."""
-    network = PolicyNetwork(architecture)
-    network.load_arrays(arrays)
-    return {PREFIX + name: tensor.numpy() for name, tensor in network.state_dict().items()}
-
-
-def architecture_of(configuration: Any) -> Architecture:
-    """What the module of an RLlib configuration is made of."""
-    return architecture_from_json(configuration.rl_module_spec.model_config["architecture"])
-
-
-def read_arrays(algorithm: PPO) -> dict[str, np.ndarray]:
-    """The network's arrays that an algorithm's learner has."""
-    learners: Any = algorithm.learner_group
-    state = learners.get_weights()[DEFAULT_MODULE_ID]
-    return arrays_of(state, architecture_of(algorithm.config))
-
-
-def write_arrays(algorithm: PPO, arrays: Arrays) -> None:
-    """Give arrays to an algorithm's learner and to its runners."""
-    state = module_state_of(arrays, architecture_of(algorithm.config))
-    learners: Any = algorithm.learner_group
-    runners: Any = algorithm.env_runner_group
-    learners.set_weights({DEFAULT_MODULE_ID: state})
-    runners.sync_weights(from_worker_or_learner_group=learners)
-
-
 def train(
-    configuration: Configuration,
-    steps: int,
+    network: PolicyNetwork,
+    settings: PPOConfig,
     report: Report,
-    save: Save | None = None,
-    start: Arrays | None = None,
-) -> dict[str, np.ndarray]:
-    """Train for at least so many steps of environments; the network's arrays.
+    state: Path | None = None,
+    *,
+    environment: str | Callable[..., Any] = CONSTRUCT,
+    env_config: Mapping[str, Any] | None = None,
+    runners: int = 0,
+    measure: float | None = None,
+    address: str | None = None,
+) -> None:
+    """Improve a network as `looptune.models.ppo.train` does; `state` is of the same form.
 
-    `start` are the arrays to begin with. After every iteration `report` is told how episodes went,
-    and `save` is given the arrays.
+    `address` is that of a cluster to run in. The other arguments are those of `ppo_config`.
+    Raises `ArgumentError` for a cluster that has too little of the resource `measure`.
     """
-    done = 0
-    arrays: dict[str, np.ndarray] = {}
-    turns = remote_turns if configuration.num_env_runners else local_turns
-    for taken, figures, arrays in turns(configuration, start):
-        done += taken
-        report({"steps": float(done), **figures})
-        if save is not None:
-            save(arrays)
-        if done >= steps:
-            break
-    return arrays
+    begun = kept(state)
+    if begun is not None:
+        network.load_state_dict(begun.network)
+    done = 0 if begun is None else begun.steps
+    if done >= settings.steps:
+        return
+    configuration = ppo_config(
+        network.architecture, settings, environment, env_config,
+        runners=runners, measure=measure, done=done,
+    )  # fmt: skip
+    with cluster(configuration, address) if runners else nullcontext():
+        start = Start(network, None if begun is None else begun.optimizer)
+        turns = remote_turns if runners else local_turns
+        with closing(turns(configuration, start)) as iterations:
+            for taken, figures, learner in iterations:
+                done += taken
+                network.load_state_dict(network_of(learner).state_dict())
+                report({"steps": float(done), **figures})
+                if state is not None:
+                    keep(state, done, network, learner.get_optimizer(DEFAULT_MODULE_ID))
+                if done >= settings.steps:
+                    return
 
 
-Turn = tuple[int, dict[str, float], dict[str, np.ndarray]]
+@dataclass(frozen=True)
+class Start:
+    """What a learner begins with: weights, and the optimizer's state if it was stopped."""
+
+    network: PolicyNetwork
+    optimizer: dict[str, Any] | None
+
+    def give(self, learner: Any) -> None:
+        """Make a learner begin with it."""
+        network_of(learner).load_state_dict(self.network.state_dict())
+        if self.optimizer is not None:
+            learner.get_optimizer(DEFAULT_MODULE_ID).load_state_dict(self.optimizer)
 
 
-def local_turns(configuration: Configuration, start: Arrays | None) -> Iterator[Turn]:
-    """Iterations in this process, without a cluster: steps, figures, arrays."""
+def network_of(learner: Any) -> PolicyNetwork:
+    """The network that a learner of this process improves."""
+    found: PolicyNetwork = learner.module[DEFAULT_MODULE_ID].network
+    return found
+
+
+Turn = tuple[int, dict[str, float], Any]
+
+
+def local_turns(configuration: Configuration, start: Start) -> Generator[Turn]:
+    """Iterations in this process, without a cluster: steps, figures, the learner."""
     runner: Any = SingleAgentEnvRunner(config=configuration)
     try:
         learner: Any = configuration.build_learner(env=runner.env)
-        own = learner.module[DEFAULT_MODULE_ID].network
-        if start is not None:
-            own.load_arrays(start)
+        start.give(learner)
         done = 0
         while True:
-            runner.module.network.load_state_dict(own.state_dict())
+            runner.module.network.load_state_dict(network_of(learner).state_dict())
             episodes = runner.sample(num_timesteps=configuration.train_batch_size_per_learner)
             taken = sum(len(episode) for episode in episodes)
             done += taken
+            figures = summary(runner.get_metrics())
             result = learner.update(
                 episodes=episodes,
                 timesteps={"num_env_steps_sampled_lifetime": done},
@@ -226,25 +226,27 @@ def local_turns(configuration: Configuration, start: Arrays | None) -> Iterator[
                 minibatch_size=configuration.minibatch_size,
                 shuffle_batch_per_epoch=configuration.shuffle_batch_per_epoch,
             )
-            yield taken, summary(runner.get_metrics()) | losses(result), own.state_arrays()
+            yield taken, figures | losses(result), learner
     finally:
         runner.stop()
 
 
-def remote_turns(configuration: Configuration, start: Arrays | None) -> Iterator[Turn]:
-    """Iterations of an algorithm with remote runners."""
-    with cluster(configuration):
-        algorithm: Any = configuration.build_algo()
-        try:
-            if start is not None:
-                write_arrays(algorithm, start)
-            while True:
-                result = algorithm.train()
-                figures = summary(result["env_runners"]) | losses(result["learners"])
-                taken = int(result["env_runners"]["num_env_steps_sampled"])
-                yield taken, figures, read_arrays(algorithm)
-        finally:
-            algorithm.stop()
+def remote_turns(configuration: Configuration, start: Start) -> Generator[Turn]:
+    """Iterations of an algorithm with remote runners; its learner is in this process."""
+    algorithm: Any = configuration.build_algo()
+    try:
+        group = algorithm.learner_group
+        (found,) = group.foreach_learner(lambda learner: learner)
+        learner = found.get()
+        start.give(learner)
+        algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=group)
+        while True:
+            result = algorithm.train()
+            figures = summary(result["env_runners"]) | losses(result["learners"])
+            taken = int(result["env_runners"]["num_env_steps_sampled"])
+            yield taken, figures, learner
+    finally:
+        algorithm.stop()
 
 
 def summary(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -266,28 +268,46 @@ def number(value: Any) -> float:
 
 
 @contextmanager
-def cluster(configuration: Configuration) -> Iterator[None]:
-    """The cluster that is there already, or one for the time being, its files in a folder that is
-    removed. Its nodes' workers import this looptune."""
-    if ray.is_initialized():
-        yield
-        return
-    import looptune
-
+def cluster(configuration: Configuration, address: str | None = None) -> Iterator[None]:
+    """The cluster that is there already, the one at an address, or one for the time being, its
+    files in a folder that is removed. Raises `ArgumentError` where runners would wait for ever
+    for the resources that they hold."""
     runners = configuration.num_env_runners
     held = configuration.custom_resources_per_env_runner
-    root = str(Path(looptune.__file__).parents[1])
+    wanted = {name: runners * amount for name, amount in held.items()}
+    if ray.is_initialized():
+        check_resources(wanted)
+        yield
+        return
     # Sockets lie in the folder, and their names must be short.
     with tempfile.TemporaryDirectory(prefix="lt", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            num_cpus=runners + 1,
-            resources={name: runners * amount for name, amount in held.items()},
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=folder,
-            runtime_env={"env_vars": {"PYTHONPATH": root}},
-        )
+        if address is None:
+            # The workers import this looptune.
+            root = str(Path(looptune.__file__).parents[1])
+            ray.init(
+                num_cpus=runners + 1,
+                resources=wanted,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=folder,
+                runtime_env={"env_vars": {"PYTHONPATH": root}},
+            )
+        else:
+            ray.init(address=address, log_to_driver=False)
         try:
+            check_resources(wanted)
             yield
         finally:
             ray.shutdown()
+
+
+def check_resources(wanted: Mapping[str, float]) -> None:
+    """Raise `ArgumentError` unless the cluster has that much."""
+    there: Any = ray.cluster_resources
+    found = there()
+    for name, amount in wanted.items():
+        if found.get(name, 0) < amount:
+            raise ArgumentError(
+                f"runners hold {amount:g} of {name!r}, and the cluster has {found.get(name, 0):g}: "
+                "fewer runners, or more nodes with it, would do"
+            )

@@ -17,6 +17,7 @@ from looptune.construct import (
     TABLE,
     TRIPS,
     Construction,
+    decisions_of,
 )
 from looptune.cost import predict
 from looptune.default import default_schedule
@@ -179,3 +180,14 @@ def test_what_does_not_fit_is_outside_of_the_domain() -> None:
     wide = einsum(f"{labels},{labels}->a", sizes=dict.fromkeys(labels, 2)).nests[0]
     assert len(wide.axes) > AXES
     assert not in_domain(wide)
+
+
+def test_decisions_lead_to_what_was_decided():
+    rng = random.Random(5)
+    for nest in nests():
+        for threads in (1, 4):
+            for state in walk(nest, rng, threads=threads)[:-1]:
+                found = Construction(nest, AVX2, threads)
+                for action in decisions_of(state):
+                    found = found.take(action)
+                assert found == state

@@ -429,6 +429,23 @@ def test_better_demonstrations_count_more():
         shown.add(start, [([TABLE.axis_at], 0.0)])
 
 
+def test_the_beams_best_is_shown():
+    pytest.importorskip("torch")
+    from looptune.construct import decisions_of
+    from looptune.models.clone import from_beam
+    from looptune.propose import ModelValue, expert
+
+    starts = constructions()[:3]
+    seen = []
+    shown = from_beam(starts, 2, lambda: seen.append(1))
+    assert len(seen) == 3
+    first = expert(starts[0], ModelValue(starts[0].nest, AVX2), 2)[0]
+    path = (*decisions_of(first.state), STOP)
+    assert [int(chosen.argmax()) for chosen in shown.actions[: len(path)]] == list(path)
+    assert shown.gains[: len(path)] == pytest.approx([first.score] * len(path))
+    assert all(chosen.max() == 1 for chosen in shown.actions)
+
+
 def ppo_environments(count: int):
     pytest.importorskip("gymnasium")
     from looptune.envs.construct import ConstructEnv
@@ -451,7 +468,7 @@ def test_ppo_improves_the_gain():
     config = PPOConfig(steps=2048, rollout=32, rate=3e-3, minibatch=128, entropy=0.0)
     train(network, environments, config, reports.append)
     assert reports[-1]["steps"] == 2048
-    assert reports[-1]["gain"] > reports[0]["gain"] + 0.3
+    assert reports[-1]["return"] > reports[0]["return"] + 0.3
 
 
 def test_a_killed_ppo_goes_on(tmp_path: Path):

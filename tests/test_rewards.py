@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ pytest.importorskip("gymnasium")
 
 from looptune.default import default_schedule
 from looptune.envs import rewards
+from looptune.envs.construct import ConstructEnv
 from looptune.envs.problem import Problem
 from looptune.envs.rewards import BATCH, Bench, Measured, clipped, merged, modelled, read
 from looptune.errors import LoweringError, MeasurementError
@@ -245,6 +247,27 @@ def test_benches_are_pickled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = pickle.loads(pickle.dumps(gain))
     assert twin.known == gain.known
     assert twin.measure.tuners == {}
+
+
+def test_another_machine_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gain = Measured(measure=always(0.25))
+    gain(PROBLEM, UNTUNED)
+    gain.measure = None
+    sent = pickle.dumps(gain)
+    assert pickle.loads(sent).known == gain.known
+    assert pickle.loads(sent).unwritten == []
+    here = rewards.fingerprint()
+    monkeypatch.setattr(rewards, "fingerprint", lambda: replace(here, cpu="another"))
+    found = pickle.loads(sent)
+    assert found.known == {}
+    assert "another" in found.machine
+
+
+def test_environments_write_what_was_measured_when_they_close(tmp_path: Path) -> None:
+    gain = Measured(tmp_path / "new" / "posteriors.jsonl", measure=always(0.25))
+    gain(PROBLEM, UNTUNED)
+    ConstructEnv(reward=gain).close()
+    assert len(read(gain.path, gain.machine)) == 1
 
 
 @pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")

@@ -66,50 +66,100 @@ def small_environment(problems=one_problem):
     return ConstructEnv(problems)
 
 
+def trained(rllib, changes: dict[str, float], state: Path | None = None, **options: object):
+    """Arrays before and after training, and the reports."""
+    import torch
+
+    from looptune.models.network import PolicyNetwork
+
+    torch.manual_seed(0)
+    network = PolicyNetwork(architecture())
+    before = network.state_arrays()
+    reports: list[dict[str, float]] = []
+    given = {"env_config": {"problems": one_problem}} | options
+    rllib.train(network, settings(**changes), reports.append, state, **given)
+    return before, network.state_arrays(), reports
+
+
 def test_local_training_improves_without_a_cluster(rllib):
     import ray
 
-    configuration = rllib.ppo_config(
-        architecture(),
-        settings(steps=2048, rollout=64, environments=8, minibatch=128, epochs=4, rate=3e-3),
-        env_config={"problems": one_problem},
-    )
-    reports: list[dict[str, float]] = []
-    saved: list[dict[str, np.ndarray]] = []
-    found = rllib.train(configuration, 2048, reports.append, saved.append)
+    changes = {"steps": 2048, "rollout": 64, "environments": 8, "minibatch": 128, "epochs": 4}
+    before, after, reports = trained(rllib, changes | {"rate": 3e-3})
     assert not ray.is_initialized()
     assert reports[-1]["steps"] >= 2048
     assert reports[-1]["return"] > reports[0]["return"] + 0.2
-    assert len(saved) == len(reports)
     for name, shape in architecture().parameters.items():
-        assert found[name].shape == shape
-        np.testing.assert_array_equal(found[name], saved[-1][name])
-    assert any((saved[0][name] != found[name]).any() for name in found)
+        assert after[name].shape == shape
+    assert any((before[name] != after[name]).any() for name in after)
 
 
-def test_local_training_starts_from_arrays(rllib):
-    from looptune.models.network import PolicyNetwork
-
-    start = PolicyNetwork(architecture()).state_arrays()
-    configuration = rllib.ppo_config(architecture(), settings(rate=0.0), small_environment)
-    reports: list[dict[str, float]] = []
-    found = rllib.train(configuration, 1, reports.append, start=start)
+def test_local_training_starts_from_the_network(rllib):
+    before, after, reports = trained(
+        rllib, {"steps": 1, "rate": 0.0}, environment=small_environment, env_config={}
+    )
     assert len(reports) == 1
     assert set(reports[0]) >= {"steps", "policy_loss", "value_loss", "entropy"}
     assert all(np.isfinite(value) for value in reports[0].values())
-    for name, array in start.items():
-        np.testing.assert_array_equal(found[name], array)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
 
 
-def test_arrays_survive_the_module_and_back(rllib):
+def test_local_training_is_deterministic(rllib):
+    first, second = (trained(rllib, {})[1] for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array)
+
+
+def test_returns_are_those_of_whole_episodes(rllib):
+    """Shaping sums up to nothing, so a constant gain is every return."""
+    options = {"problems": one_problem, "reward": constant}
+    *_, reports = trained(rllib, {"steps": 128}, env_config=options)
+    assert [each["return"] for each in reports] == pytest.approx([0.1] * len(reports), abs=1e-5)
+
+
+def constant(problem: object, schedule: object) -> float:
+    return 0.1
+
+
+def test_a_killed_trainer_goes_on(rllib, tmp_path: Path):
     from looptune.models.network import PolicyNetwork
+    from looptune.models.ppo import kept
 
-    arrays = PolicyNetwork(architecture()).state_arrays()
-    state = rllib.module_state_of(arrays, architecture())
-    assert all(name.startswith("network.") for name in state)
-    found = rllib.arrays_of(state, architecture())
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
+    class Killed(Exception):
+        pass
+
+    reports: list[dict[str, float]] = []
+
+    def killed(figures: dict[str, float]) -> None:
+        reports.append(figures)
+        if len(reports) == 2:
+            raise Killed
+
+    state = tmp_path / "model.state"
+    options = {"env_config": {"problems": one_problem}}
+    with pytest.raises(Killed, match=r"^$"):
+        rllib.train(PolicyNetwork(architecture()), settings(steps=96), killed, state, **options)
+    found = kept(state)
+    assert found.steps == reports[0]["steps"]
+    assert found.optimizer["state"][0]["step"] > 0
+    assert list(tmp_path.iterdir()) == [state]
+    network = PolicyNetwork(architecture())
+    again: list[dict[str, float]] = []
+    rllib.train(network, settings(steps=96), again.append, state, **options)
+    assert found.steps < again[0]["steps"] < found.steps + 48
+    assert again[-1]["steps"] >= 96
+    rllib.train(network, settings(steps=96), again.append, state, **options)
+    assert again[-1]["steps"] == kept(state).steps
+    for name, array in kept(state).network.items():
+        np.testing.assert_array_equal(network.state_dict()[name], array)
+
+
+def test_rates_go_on_falling(rllib):
+    found = rllib.ppo_config(architecture(), settings(steps=100, rate=1.0), done=50)
+    assert found.lr == [[0, 0.5], [40, 0.1]]
+    found = rllib.ppo_config(architecture(), settings(steps=100, rate=1.0), done=95)
+    assert found.lr == [[0, 0.1], [1, 0.1]]
 
 
 def test_both_trainers_have_the_same_settings(rllib):
@@ -122,12 +172,22 @@ def test_both_trainers_have_the_same_settings(rllib):
     assert configuration.seed == 7
     assert configuration.num_env_runners == 2
     assert configuration.custom_resources_per_env_runner == {"measure": 1.0}
-    assert rllib.architecture_of(configuration) == architecture()
 
 
 def test_a_resource_needs_a_runner(rllib):
     with pytest.raises(ArgumentError, match=r"measure=1.0 without runners; runners=1 or more"):
         rllib.ppo_config(architecture(), settings(), measure=1.0)
+
+
+def test_a_cluster_must_have_what_runners_hold(rllib, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rllib.ray, "cluster_resources", lambda: {"CPU": 8.0, "measure": 1.0})
+    rllib.check_resources({"measure": 1.0})
+    with pytest.raises(
+        ArgumentError, match=r"runners hold 2 of 'measure', .* has 1: fewer runners"
+    ):
+        rllib.check_resources({"measure": 2.0})
+    with pytest.raises(ArgumentError, match=r"runners hold 1 of 'other', .* has 0"):
+        rllib.check_resources({"other": 1.0})
 
 
 @pytest.mark.slow
@@ -137,13 +197,9 @@ def test_a_remote_runner_trains(rllib, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    configuration = rllib.ppo_config(architecture(), settings(), runners=1, measure=1.0)
-    start = rllib.PolicyNetwork(architecture()).state_arrays()
-    reports: list[dict[str, float]] = []
-    found = rllib.train(configuration, 64, reports.append, start=start)
+    before, after, reports = trained(rllib, {}, env_config={}, runners=1, measure=1.0)
     assert reports[-1]["steps"] >= 64
-    assert set(found) == set(start)
-    assert any((found[name] != start[name]).any() for name in found)
+    assert any((after[name] != before[name]).any() for name in after)
     assert not ray.is_initialized()
     assert list(tmp_path.iterdir()) == []
     assert "ray" in sys.modules

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from looptune.cli import main
 from looptune.errors import ArgumentError
+from looptune.provenance import commit
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 pytest.importorskip("gymnasium")
 
-from looptune.models import checkpoint, train  # noqa: E402
+from looptune.models import checkpoint, ppo, train  # noqa: E402
 from looptune.models.clone import CloneConfig  # noqa: E402
 from looptune.models.ppo import PPOConfig  # noqa: E402
 from looptune.models.regress import RegressConfig  # noqa: E402
@@ -35,7 +38,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> train.TrainConfig
     data.write_bytes(gzip.compress(b"".join(lines)))
     monkeypatch.setattr(train, "MODEL_POOL", 4)
     return train.TrainConfig(
-        stages=("regress", "clone", "model"), data=str(data), hidden=8, layers=1,
+        stages=("regress", "imitate", "clone", "model"), data=str(data), hidden=8, layers=1,
+        trainer="single", imitate=train.ImitateConfig(4, 1, CloneConfig(epochs=1)),
         regress=RegressConfig(epochs=2, held_out=0.2), clone=CloneConfig(epochs=1),
         model=PPOConfig(steps=32, rollout=8, environments=2, epochs=1),
     )  # fmt: skip
@@ -48,10 +52,16 @@ def test_a_run_leaves_a_checkpoint_and_what_it_came_from(
     train.run(config, run)
     policy = checkpoint.load(run / "policy.npz")
     assert policy.gain is not None
-    assert list(policy.header["stages"]) == ["regress", "clone", "model"]  # type: ignore[call-overload]
-    assert policy.header["command"] == "looptune train RUN --seed 0 --stages regress,clone,model"
+    asked = "looptune train RUN --seed 0 --stages regress,imitate,clone,model --trainer single"
+    assert policy.header["command"] == asked
+    assert list(policy.header["stages"]) == list(config.stages)  # type: ignore[call-overload]
+    assert set(policy.header) == {
+        "schema", "observation", "architecture", "gain", "generator", "commit", "machine", "seed",
+        "stages", "command",
+    }  # fmt: skip
+    assert policy.header["commit"] == commit()
     stages = [json.loads(line)["stage"] for line in (run / "log.jsonl").read_text().splitlines()]
-    assert set(stages) == {"regress", "clone", "model"}
+    assert set(stages) == set(config.stages)
     assert json.loads((run / "config.json").read_text())["config"]["hidden"] == 8
 
 
@@ -68,6 +78,40 @@ def test_a_stopped_run_goes_on_with_its_stages(
     monkeypatch.setitem(train.STEPS, "clone", killed)
     train.run(config, run, resume=True)
     assert (run / "clone.npz").read_bytes() == cloned
+
+
+def test_a_killed_stage_goes_on_after_its_last_iteration(
+    config: train.TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, first = tmp_path / "run", replace(config, stages=("model",))
+    monkeypatch.setattr(ppo, "update", killed_after(1, ppo.update))
+    with pytest.raises(KeyboardInterrupt):
+        train.run(first, run)
+    assert ppo.kept(run / "model.state").steps == 16
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "MODEL_POOL", 4)
+    train.run(first, run, resume=True)
+    steps = [json.loads(line)["steps"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert steps == [16, 32]
+
+
+def killed_after(count: int, function: Callable[..., object]) -> Callable[..., object]:
+    """A function that ends the process at a later call."""
+    calls = iter(range(count))
+
+    def called(*arguments: object) -> object:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return called
+
+
+def test_imitation_is_deterministic(config: train.TrainConfig, tmp_path: Path) -> None:
+    alone = replace(config, stages=("imitate",))
+    first, second = (train.run(alone, tmp_path / name).arrays for name in "ab")
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array)
 
 
 def killed(*_: object) -> train.Made:
@@ -103,6 +147,25 @@ def test_measured_stages_stay_on_their_machine(config: train.TrainConfig, tmp_pa
 def test_stages_that_there_are_not() -> None:
     with pytest.raises(ArgumentError, match=r"stages \['sleep'\]"):
         train.TrainConfig(stages=("sleep",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trainer": "other"}, "trainer='other'; one of"),
+        ({"runners": -1}, "runners=-1 of trainer='rllib'"),
+        ({"trainer": "single", "runners": 2}, "runners=2 of trainer='single'; 0, or 'rllib'"),
+    ],
+)
+def test_trainers_that_there_are_not(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        train.TrainConfig(**settings)
+
+
+def test_an_address_needs_runners(config: train.TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="address='here:1' without runners; runners=1"):
+        train.run(config, tmp_path / "run", address="here:1")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
