@@ -8,7 +8,6 @@ adds up the logarithms of its probabilities.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +21,21 @@ from looptune.ir import Nest
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-WIDTH, BRANCH = 4, 3  # of the beam where a policy leads
 EXPERT_WIDTH, EXPERT_TILES = 6, 24
 Prior = Callable[[Sequence[Construction]], np.ndarray]  # (states, TABLE.size) log-probabilities
+Worths = Callable[[Sequence[Construction]], np.ndarray]  # (states,) of their schedules
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a beam looks around: states of a level, tiles tried, decisions tried of a state."""
+
+    width: int
+    tiles: int
+    branch: int
+
+
+NARROW, WIDE = Reach(1, 8, 3), Reach(3, 24, 4)
 
 
 @dataclass(frozen=True)
@@ -95,29 +106,28 @@ def by_model(value: ModelValue, late: Callable[[], bool] = lambda: False) -> Exp
     return expand
 
 
-def by_policy(prior: Prior, deadline: float, clock: Callable[[], float]) -> Expand:
-    """The most probable decisions of each state, until the deadline; then only the most probable
-    of the most probable state."""
+def by_policy(prior: Prior, value: Worths, reach: Reach, late: Callable[[], bool]) -> Expand:
+    """The decisions that a policy finds most probable, to stop apart, worth what `value` says of
+    the schedules as they would be completed; what cannot be lowered is left out.
+
+    Once it is `late`, the most probable decision of the best state alone is followed.
+    """
 
     def expand(level: Sequence[Scored]) -> list[Scored]:
-        if not level:
+        hurried = late()
+        open_ = [each.state for each in level if each.state.mask[:STOP].any()]
+        open_ = open_[:1] if hurried else open_
+        if not open_:
             return []
-        late = clock() >= deadline
-        level = level[:1] if late else level
-        found, open_ = [], []
-        for each in level:
-            legal = np.flatnonzero(each.state.mask)
-            if len(legal) == 1:  # nothing to ask: its probability is 1
-                found.append(Scored(each.score, each.state.take(int(legal[0]))))
-            else:
-                open_.append(each)
-        rows = prior([each.state for each in open_]) if open_ else np.empty((0, 0))
-        for each, row in zip(open_, rows, strict=True):
-            best = np.argsort(-row, kind="stable")[: 1 if late else BRANCH]
-            for action in best:
-                if each.state.mask[action]:
-                    found.append(Scored(each.score + float(row[action]), each.state.take(action)))
-        return found
+        found = []
+        for state, row in zip(open_, prior(open_), strict=True):
+            legal = np.flatnonzero(state.mask[:STOP])
+            count = 1 if hurried else reach.tiles if state.tile is None else reach.branch
+            best = legal[np.argsort(-row[legal], kind="stable")[:count]]
+            found += [state.take(int(action)) for action in best]
+        found = [state for state in found if state.worth is not None]
+        worths = value(found) if found else ()
+        return [Scored(float(each), state) for each, state in zip(worths, found, strict=True)]
 
     return expand
 
@@ -136,19 +146,27 @@ def expert(start: Construction, value: ModelValue, width: int = EXPERT_WIDTH) ->
 def proposals(
     start: Construction,
     prior: Prior,
-    seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Construction]:
-    """Finished constructions that a policy leads to, the most probable first, no schedule twice.
-
-    The beam narrows to the most probable decision when `seconds` have passed.
-    """
-    expand = by_policy(prior, clock() + seconds, clock)
-    found: dict[str, Construction] = {}
-    ended = (each for each in beam(start, expand, WIDTH) if each.state.done)
-    for each in sorted(ended, key=lambda each: -each.score):
-        found.setdefault(each.state.schedule.identity, each.state)
+    value: Worths,
+    reach: Reach = NARROW,
+    late: Callable[[], bool] = lambda: False,
+) -> list[Scored]:
+    """What a beam of `reach` finds where a policy leads: constructions by what `value` says of
+    them, the best first, the default left out, no schedule twice."""
+    found: dict[str, Scored] = {}
+    states = beam(start, by_policy(prior, value, reach, late), reach.width)[1:]
+    for each in sorted(states, key=lambda each: -each.score):
+        found.setdefault(each.state.schedule.identity, each)
+    found.pop(start.schedule.identity, None)
     return list(found.values())
+
+
+def rollout(start: Construction, prior: Prior) -> Construction:
+    """The most probable decisions of a policy, to the end."""
+    state = start
+    while not state.done:
+        (row,) = prior([state])
+        state = state.take(int(np.argmax(np.where(state.mask, row, -np.inf))))
+    return state
 
 
 def random_construction(rng: np.random.Generator, start: Construction) -> Construction:

@@ -44,6 +44,7 @@ MODEL_BEAM = 24
 MODEL_DEPTH = 8
 MODEL_SHARE = 0.6  # of the time, left for measuring when a beam on the model ends
 EXHAUSTIVE = 256
+ADVISING, MOST_ADVISING = 0.2, 0.25  # share of the time, and seconds, to ask a policy in
 BARREN = 100  # steps without a new schedule, before a random search gives up
 
 Evaluate = Callable[[Schedule], float | None]
@@ -407,9 +408,13 @@ def matmul_space(nest: Nest, target: Target) -> Iterator[Schedule]:
 def policy(search: Search) -> None:
     """The default, then what a policy advises (`looptune.models.advise`), the best first."""
     from looptune.models.advise import advise, policy_of
+    from looptune.propose import WIDE
 
     search.value(search.default)
-    found = advise(policy_of(search.policy), search.nest, search.target, search.threads)
+    found = advise(
+        policy_of(search.policy), search.nest, search.target, search.threads,
+        min(ADVISING * search.left(), MOST_ADVISING), WIDE,
+    )  # fmt: skip
     for advice in found[:ASKED]:
         search.value(advice.schedule)
 

@@ -1,17 +1,18 @@
 """What a policy advises: schedules for a nest, the most promising first, without running any.
 
-The network leads a beam over constructions (`looptune.propose`); the gain model, which learnt
-from measurements, says what each of them is worth, less what its members differ by. Without a
-measurement, what is not expected to gain is not worth its risk; with one it may be asked for.
+The network says which decisions a beam over constructions tries (`looptune.propose`); the gain
+model, which learnt from measurements, which of them it keeps: by what each is worth, less what its
+members differ by. Without a measurement, what is not expected to gain is not worth its risk; with
+one it may be asked for.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -20,11 +21,11 @@ from looptune.graph import in_domain
 from looptune.ir import Nest
 from looptune.models.checkpoint import load
 from looptune.models.inference import Policy
-from looptune.propose import proposals
+from looptune.propose import NARROW, Reach, proposals
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-SECONDS = 0.008  # until the beam narrows to one state
+SECONDS = 0.05  # that the beam takes at most, where it should take a third of it
 DTYPES = ("float32", "float64")  # that it was trained on
 
 
@@ -68,26 +69,25 @@ def advise(
     target: Target,
     threads: int = 1,
     seconds: float = SECONDS,
+    reach: Reach = NARROW,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Advice]:
     """Schedules other than the default with what the policy expects of them, the best first; none
-    if there are none, or the nest is `outside`."""
+    if there are none, or the nest is `outside`.
+
+    `reach` bounds the beam, and so does the clock: after `seconds` it goes straight on.
+    """
     start = Construction(nest, target, threads)
     if outside(nest) or not start.offers:
         return []
-    default = start.schedule.identity
-    found = []
-    for state in proposals(start, policy.log_probabilities, seconds, clock):
-        if state.schedule.identity != default and state.outlook[0]:
-            found.append(state)
-    if not found:
-        return []
-    gains = worth_of(policy, found)
-    order = np.argsort(-gains, kind="stable")
-    return [Advice(found[at].schedule, float(gains[at])) for at in order]
+    stop = clock() + seconds
+    found = proposals(
+        start, policy.log_probabilities, partial(worth_of, policy), reach, lambda: clock() >= stop
+    )
+    return [Advice(each.state.schedule, each.score) for each in found]
 
 
-def worth_of(policy: Policy, states: list[Construction]) -> np.ndarray:
+def worth_of(policy: Policy, states: Sequence[Construction]) -> np.ndarray:
     """The cautious gain of each construction; by the cost model where no gain model came along."""
     if policy.gain is not None:
         return policy.gain.cautious(states)

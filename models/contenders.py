@@ -7,8 +7,7 @@ of the nearest measured problem, and the policy's network without what it learnt
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,11 +17,18 @@ from looptune.construct import Construction
 from looptune.default import share
 from looptune.errors import ScheduleError
 from looptune.ir import Nest
-from looptune.models.advise import SECONDS, outside
+from looptune.models.advise import outside
 from looptune.models.dataset import Problem as MeasuredProblem
 from looptune.models.dataset import load
 from looptune.models.inference import Policy
-from looptune.propose import ModelValue, beam, by_model, proposals, random_construction
+from looptune.propose import (
+    ModelValue,
+    beam,
+    by_model,
+    proposals,
+    random_construction,
+    rollout,
+)
 from looptune.schedule import Schedule, parse_order
 from looptune.target import Target
 
@@ -73,14 +79,19 @@ def static_tile(task: Task) -> Schedule | None:
         return None
 
 
-def by_network(task: Task, clock: Callable[[], float]) -> dict[str, Schedule]:
-    """The network's first proposal, and of all its proposals the one that the cost model likes."""
-    led = proposals(task.start, task.policy.log_probabilities, SECONDS, clock)
-    schedules = [task.start.schedule, *(state.schedule for state in led)]
-    return {
-        "network alone": schedules[:2][-1],
-        "network and cost model": max(schedules, key=task.value),
-    }
+def by_network(task: Task) -> dict[str, Schedule]:
+    """What the network does by itself, and what it leads the cost model to."""
+    prior = task.policy.log_probabilities
+    alone = rollout(task.start, prior)
+    alone = task.start if alone.worth is None else alone
+    led = [each.state for each in proposals(task.start, prior, by_cost)[:1]]
+    liked = max((task.start, alone, *led), key=lambda state: task.value(state.schedule))
+    return {"network alone": alone.schedule, "network and cost model": liked.schedule}
+
+
+def by_cost(states: Sequence[Construction]) -> np.ndarray:
+    """What the cost model says of constructions that can be lowered."""
+    return np.array([state.worth for state in states], np.float64)
 
 
 def by_beam(task: Task, late: Late) -> Schedule:
@@ -99,9 +110,7 @@ def by_chance(task: Task, late: Late) -> Schedule:
     return best
 
 
-def chosen(
-    task: Task, late: Callable[[], Late], clock: Callable[[], float] = time.perf_counter
-) -> dict[str, Schedule]:
+def chosen(task: Task, late: Callable[[], Late]) -> dict[str, Schedule]:
     """What everybody chooses but the policy; each search with a `late()` of its own."""
     static = static_tile(task)
     found = {} if static is None else {"static 6x16": static}
@@ -109,7 +118,7 @@ def chosen(
         others = ("network alone", "network and cost model", "cost-model beam",
                   "random by cost model", "nearest neighbour")  # fmt: skip
         return found | dict.fromkeys(others, task.start.schedule)
-    found |= by_network(task, clock)
+    found |= by_network(task)
     found["cost-model beam"] = by_beam(task, late())
     found["random by cost model"] = by_chance(task, late())
     found["nearest neighbour"] = by_neighbour(task, shipped_neighbours())

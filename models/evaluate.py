@@ -169,7 +169,7 @@ def by_model(job: Job) -> Row:
     advice = advise(task.policy, task.nest, task.target, task.threads, clock=stopped)
     expected = bool(advice) and advice[0].gain > 0
     found = {POLICY: advice[0].schedule if expected else task.start.schedule}
-    found |= chosen(task, lambda: counted(QUESTIONS), stopped)
+    found |= chosen(task, lambda: counted(QUESTIONS))
     gains = {"default": 0.0}
     gains |= {who: max(LEAST, task.value(schedule)) for who, schedule in found.items()}
     return Row(*job.place, rounded(gains), best_of(gains))
@@ -188,7 +188,7 @@ def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
     found = {POLICY: kernel.schedules[0]}
     for budget in filter(None, config.budgets):
         found[f"{POLICY}, {budget:g} s"] = searched(task, POLICY, budget)
-    found |= chosen(task, lambda: expired(clock, choice), clock)
+    found |= chosen(task, lambda: expired(clock, choice))
     for name in SEARCHES if config.best else ():
         found[f"search: {name}"] = searched(task, name, config.best / len(SEARCHES))
     first, second = timed(task, found, timing)

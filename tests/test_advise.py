@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,18 @@ def test_what_members_differ_by_is_taken_off() -> None:
 def test_no_time_still_gives_a_schedule() -> None:
     now = iter(range(1000))
     assert advise(policy(0.1), NEST, AVX2, seconds=0.0, clock=lambda: float(next(now)))
+
+
+def test_what_a_nest_has_no_use_for_changes_no_advice() -> None:
+    """Pairs of whole numbers multiplied at once: no floating-point nest does that."""
+    twin = replace(AVX2, dot=not AVX2.dot)
+    for nest in (NEST, einsum("abc,cd->adb", sizes={"a": 9, "b": 20, "c": 31, "d": 40}).nests[0]):
+        said = [
+            [(each.gain, each.schedule.actions) for each in advise(shipped(), nest, target)]
+            for target in (AVX2, twin)
+        ]
+        assert said[0] == said[1]
+        assert said[0]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class TestContenders:
     def test_only_matmuls_have_a_static_tile(self) -> None:
         (nest,) = conv2d((1, 2, 3, 3), (8, 2, 2, 2)).nests
         assert static_tile(task(nest)) is None
-        assert "static 6x16" not in chosen(task(nest), lambda: counted(2), lambda: 0.0)
+        assert "static 6x16" not in chosen(task(nest), lambda: counted(2))
 
     def test_threads_share_a_static_tile(self) -> None:
         found = static_tile(task(threads=2))
@@ -174,7 +174,7 @@ class TestContenders:
 
     def test_outside_of_the_domain_all_choose_the_default(self) -> None:
         (nest,) = matmul(24, 16, 20, dtype="float16").nests
-        found = chosen(task(nest), lambda: counted(2), lambda: 0.0)
+        found = chosen(task(nest), lambda: counted(2))
         default = default_schedule(nest, AVX2).identity
         assert {s.identity for who, s in found.items() if who != "static 6x16"} == {default}
 
@@ -254,9 +254,8 @@ class TestModelTrack:
     ) -> None:
         evaluate.evaluate(MODEL, policy(0.1), tmp_path / "first.jsonl")
         monkeypatch.setattr("looptune.host.host_isas", lambda cpuinfo=None: ())
-        for module in ("models.advise", "models.contenders", "propose"):
-            hours = count(0, 3600)
-            monkeypatch.setattr(f"looptune.{module}.time.perf_counter", lambda h=hours: next(h))
+        hours = count(0, 3600)
+        monkeypatch.setattr("looptune.models.advise.time.perf_counter", lambda: next(hours))
         evaluate.evaluate(MODEL, policy(0.1), tmp_path / "again.jsonl")
         first, again = ((tmp_path / f"{n}.jsonl").read_bytes() for n in ("first", "again"))
         assert first == again

@@ -15,7 +15,7 @@ from looptune.graph import CANDIDATE_FEATURES, CANDIDATES
 from looptune.ir import Nest
 from looptune.offers import features, tiles_on_offer
 from looptune.outlook import FEATURES, outlook
-from looptune.propose import BRANCH, WIDTH, ModelValue, beam, by_model, expert, proposals
+from looptune.propose import ModelValue, Reach, beam, by_model, expert, proposals, rollout
 from looptune.schedule import pack, parse_order
 from looptune.target import TARGETS
 from looptune.workloads import conv2d, gemv, matmul
@@ -39,17 +39,6 @@ def towards(wanted: Sequence[int]):
         return rows
 
     return prior
-
-
-class Clock:
-    """Seconds that pass whenever it is read."""
-
-    def __init__(self, step: float) -> None:
-        self.now, self.step = 0.0, step
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 @pytest.mark.parametrize("nest", NESTS, ids=str)
@@ -80,6 +69,11 @@ def test_a_beam_on_the_model_finds_the_best_two_decisions() -> None:
     assert max(pairs) == pytest.approx(best)
 
 
+def alike(states: Sequence[Construction]) -> np.ndarray:
+    """Longer constructions are worth more, whatever they are."""
+    return np.array([float(state.steps) for state in states])
+
+
 def test_a_policy_leads_to_what_it_finds_probable() -> None:
     start = Construction(NESTS[0], AVX2)
     wanted = [3]
@@ -87,17 +81,41 @@ def test_a_policy_leads_to_what_it_finds_probable() -> None:
     while state.open_axes:
         wanted.append(int(np.flatnonzero(state.mask)[-2]))
         state = state.take(wanted[-1])
-    found = proposals(start, towards(wanted), seconds=1.0, clock=Clock(0.0))
-    assert found[0].schedule.identity == state.schedule.identity
-    assert 1 < len(found) <= WIDTH * BRANCH * HORIZON
-    assert len({each.schedule.identity for each in found}) == len(found)
-    assert all(each.done for each in found)
+    found = proposals(start, towards(wanted), alike, Reach(1, 1, 1))
+    assert state.schedule.identity in {each.state.schedule.identity for each in found}
+    wide = proposals(start, towards(wanted), alike, Reach(2, 4, 3))
+    assert len(found) < len(wide) <= 4 + 2 * 3 * HORIZON
+    assert state.schedule.identity in {each.state.schedule.identity for each in wide}
+    assert len({each.state.schedule.identity for each in wide}) == len(wide)
+    assert start.schedule.identity not in {each.state.schedule.identity for each in wide}
+    assert [each.score for each in wide] == sorted((e.score for e in wide), reverse=True)
+
+
+def test_of_what_a_policy_finds_probable_the_valuable_is_kept() -> None:
+    """The last of the tiles that it tries is the only one worth anything."""
+    start = Construction(NESTS[0], AVX2)
+
+    def value(states: Sequence[Construction]) -> np.ndarray:
+        return np.array([float(state.tile == 2) for state in states])
+
+    found = proposals(start, towards([0]), value, Reach(1, 3, 1))
+    kept = [each for each in found if each.state.steps > 1]
+    assert kept
+    assert {each.state.tile for each in kept} == {2}
 
 
 def test_past_the_deadline_only_the_most_probable_decision_is_followed() -> None:
     start = Construction(NESTS[0], AVX2)
-    (only,) = proposals(start, towards([5]), seconds=0.5, clock=Clock(1.0))
-    assert (only.tile, only.steps, only.done) == (5, 2, True)
+    found = proposals(start, towards([5]), alike, Reach(2, 4, 3), late=lambda: True)
+    assert {each.state.tile for each in found} == {5}
+    steps = [each.state.steps for each in found]
+    assert len(set(steps)) == len(steps)
+
+
+def test_a_rollout_takes_the_most_probable_decisions_to_the_end() -> None:
+    start = Construction(NESTS[0], AVX2)
+    found = rollout(start, towards([5]))
+    assert (found.tile, found.steps, found.done) == (5, 2, True)
 
 
 def test_what_cannot_be_lowered_has_no_value() -> None:
