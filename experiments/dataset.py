@@ -4,7 +4,8 @@ python -m experiments.dataset --nests 2500 --output measured.jsonl         adds 
 python -m experiments.dataset --pack measured.jsonl --output checkpoints/measured.jsonl.gz
 
 One problem a line with the schedules that were tried on it: the cost model's beam, constructions
-of random decisions, and default schedules with another register tile. All of a problem's kernels
+of random decisions, default schedules with another register tile, and what the policy that is
+shipped advises: where it is wrong, the next one learns it. All of a problem's kernels
 are verified and take turns in one run with the default's, which is in it twice: where the two
 differ, or the machine was disturbed, the problem is measured again, once, and then left out.
 """
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +32,9 @@ from looptune.graph import in_domain
 from looptune.host import fingerprint, host_target, runs
 from looptune.ir import Nest, plan_of
 from looptune.measure import Posterior, interleave, paired, random_arrays, rotating_sampler
+from looptune.models.advise import shipped, worth_of
 from looptune.oracle import Oracle
-from looptune.propose import ModelValue, beam, by_model, random_construction
+from looptune.propose import WIDE, ModelValue, beam, by_model, proposals, random_construction
 from looptune.runtime.kernel import Kernel
 from looptune.target import TARGETS, Target
 from looptune.worker import nest_to_json
@@ -39,7 +42,7 @@ from looptune.workloads.generate import draw
 
 SEED = 101
 ROUNDS, SAMPLE_SECONDS = 7, 4e-4  # of every kernel; slow ones take one call a round
-BEST, RANDOM, TILES = 8, 9, 5  # schedules of a problem, by where they come from
+BEST, LED, RANDOM, TILES = 7, 5, 8, 4  # schedules of a problem, by where they come from
 BEAM_WIDTH, BEAM_SECONDS = 3, 0.35
 SAME, UNSTEADY = 0.03, 0.15  # most that equal kernels may differ by, and their samples spread
 SHARES = {"avx512": 0.6, "avx2": 0.25, "xmm": 0.15}
@@ -66,6 +69,9 @@ def schedules_of(nest: Nest, target: Target, rng: np.random.Generator) -> dict[s
     stop = time.perf_counter() + BEAM_SECONDS
     states = beam(start, by_model(value, lambda: time.perf_counter() > stop), BEAM_WIDTH)
     liked = (finished(each.state) for each in sorted(states, key=lambda each: -each.score))
+    policy = shipped()
+    prior, judge = policy.log_probabilities, partial(worth_of, policy)
+    led = (finished(each.state) for each in proposals(start, prior, judge, WIDE))
     walks = (random_construction(rng, start) for _ in range(4 * RANDOM))
     numbers = sorted(
         {min(int(rng.exponential(8)), len(start.offers) - 1) for _ in range(4 * TILES)}
@@ -73,7 +79,7 @@ def schedules_of(nest: Nest, target: Target, rng: np.random.Generator) -> dict[s
     tiles = (finished(start.take(int(number))) for number in rng.permutation(numbers))
     default = start.schedule.identity
     found: dict[str, Construction] = {}
-    for source, count in ((liked, BEST), (walks, RANDOM), (tiles, TILES)):
+    for source, count in ((led, LED), (liked, BEST), (walks, RANDOM), (tiles, TILES)):
         most = len(found) + count
         for state in source:
             if len(found) == most:

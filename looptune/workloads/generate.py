@@ -18,8 +18,8 @@ from looptune.workloads.epilogue import fuse
 from looptune.workloads.held_out import is_held_out
 from looptune.workloads.matmul import batched_matmul, matmul
 
-LEAST_POINTS, MOST_POINTS = 1 << 11, 1 << 25  # some 0.2 us to 1 ms of multiply-adds on one core
-MOST_BYTES = 16 << 20
+LEAST_POINTS, MOST_POINTS = 1 << 11, 1 << 27  # some 0.2 us to 4 ms of multiply-adds on one core
+MOST_BYTES = 64 << 20
 ROUNDINGS = (1, 1, 2, 4, 8, 16)
 FLOAT64, FUSED = 0.1, 0.15  # how often
 
@@ -38,19 +38,21 @@ def paper_matmul(rng: np.random.Generator, dtype: str) -> Plan:
 
 
 def any_matmul(rng: np.random.Generator, dtype: str) -> Plan:
-    """Extents from 1 to 1,024, transposed operands among them; skinny ones one time in three."""
+    """Extents from 1 to 4,096, transposed operands among them; skinny ones one time in three."""
     sizes = [size(rng, 8, 1024) for _ in range(3)]
     if rng.random() < 1 / 3:
         sizes[int(rng.integers(3))] = size(rng, 1, 16)
+    if rng.random() < 1 / 6:
+        sizes[int(rng.integers(3))] = size(rng, 1024, 4096)
     first, second = (bool(flag) for flag in rng.integers(2, size=2))
     return matmul(*sizes, trans_a=first, trans_b=second, dtype=dtype)
 
 
 def any_batched(rng: np.random.Generator, dtype: str) -> Plan:
-    """Stacks of small matmuls."""
-    sizes = [size(rng, 4, 256) for _ in range(3)]
+    """Stacks of small and middling matmuls."""
+    sizes = [size(rng, 4, 512) for _ in range(3)]
     first, second = (bool(flag) for flag in rng.integers(2, size=2))
-    count = size(rng, 2, 64)
+    count = size(rng, 2, 256)
     return batched_matmul(count, *sizes, trans_a=first, trans_b=second, dtype=dtype)
 
 
@@ -75,8 +77,11 @@ def any_conv2d(rng: np.random.Generator, dtype: str) -> Plan:
     """Images of networks: kernels 1 to 7, strided, dilated and grouped ones, both layouts."""
     kernel = int(rng.choice([1, 1, 3, 3, 3, 5, 7]))
     stride, image = int(rng.choice([1, 1, 2])), size(rng, 7, 112)
-    groups = int(rng.choice([1, 1, 1, 1, 2, 4]))
+    groups = int(rng.choice([1, 1, 1, 1, 2, 4, 32]))
     channels, filters = (groups * size(rng, 3, 512 // groups) for _ in range(2))
+    if groups == 1 and rng.random() < 1 / 6:  # the first layer of a network
+        channels, filters = int(rng.choice([1, 3, 3, 4])), size(rng, 8, 64)
+        stride, image = int(rng.choice([1, 2, 2, 4])), size(rng, 28, 224)
     dilation = int(rng.choice([1, 1, 1, 1, 2])) if kernel > 1 else 1
     layout = str(rng.choice(["NCHW", "NHWC"]))
     batch = int(rng.choice([1, 1, 1, 2, 4]))
@@ -106,10 +111,10 @@ def any_sequence(rng: np.random.Generator, dtype: str) -> Plan:
         image = tuple(size(rng, 4, 28) for _ in range(3))
         filters = (size(rng, 4, 64), channels, kernel, kernel, kernel)
         return conv3d((1, channels, *image), filters, padding=kernel // 2, dtype=dtype)
-    kernel, channels = int(rng.choice([1, 3, 5, 10])), size(rng, 8, 512)
+    kernel, channels = int(rng.choice([1, 2, 3, 5, 10])), size(rng, 8, 512)
     weights = (size(rng, 8, 512), channels, kernel)
     stride = int(rng.choice([1, 2]))
-    x = (1, channels, size(rng, 16, 1024))
+    x = (1, channels, size(rng, 16, 4096))
     return conv1d(x, weights, stride=stride, padding=kernel // 2, dtype=dtype)
 
 
