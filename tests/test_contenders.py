@@ -54,7 +54,7 @@ def test_a_name_that_is_none(name: str, said: str) -> None:
 
 @pytest.mark.parametrize("record", [MATMUL, CONV, NHWC], ids=lambda record: record["id"])
 @pytest.mark.parametrize(
-    "name", ["looptune", "looptune/untuned", "looptune/model-beam", "torch", "tvm"]
+    "name", ["looptune", "looptune/untuned", "looptune/policy", "torch", "tvm"]
 )
 def test_every_library_computes_the_same(name: str, record: dict[str, Any]) -> None:
     needs(name)

@@ -5,11 +5,12 @@ A contender's name is `library/way` or `library/way@budget`; `default` may be le
 | name | what it is |
 |---|---|
 | `looptune/default`, `looptune/policy`, `looptune/evolution@1` | a strategy and its seconds |
-| `looptune/untuned`, `looptune/4x16`, `looptune/6x16` | the nest as written; fixed tiles for matmuls |
+| `looptune/untuned`, `looptune/4x16`, `looptune/6x16` | the nest as written; fixed tiles |
 | `numpy`, `torch`, `torch/channels-last` | `matmul` or `einsum` into an array; a convolution |
 | `tvm` | the compute definition, compiled without a schedule |
 | `tvm/metaschedule@64` | MetaSchedule's best of so many trials |
 | `loop_tool` | its C++ backend, on its own loop tree |
+| `gcc`, `llvmlite` | the default schedule's loops as C and as LLVM IR, at -O3 |
 
 looptune never uses a database here. TVM has no AutoTVM since 0.20, so there is no adapter for it.
 """
@@ -32,6 +33,7 @@ from looptune.workloads.suites import Workload
 
 ADAPTERS = {
     "looptune": "ours", "numpy": "peers", "torch": "peers", "tvm": "tvm", "loop_tool": "loop_tool",
+    "gcc": "loops", "llvmlite": "loops",
 }  # fmt: skip
 
 
