@@ -31,6 +31,7 @@ from looptune.workloads.suites import Workload
 LIBRARIES = (
     "numpy", "torch", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "loop-tool", "llvmlite",
 )  # fmt: skip
+MANY = 100  # rows, beyond which not every new one is written at once
 Rows = dict[str, dict[str, Any]]
 Job = tuple[Workload, tuple[Contender, ...]]
 
@@ -82,9 +83,13 @@ def resumed(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result whole, or not at all."""
+    """Write a result whole, or not at all; a row a line."""
+    rows = ",\n".join(
+        f" {json.dumps(key)}: {json.dumps(row)}" for key, row in result["rows"].items()
+    )
+    head = json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.write_text(head[:-2] + ',\n "rows": {\n' + rows + "\n }\n}\n")
     os.replace(part, path)
 
 
@@ -100,10 +105,12 @@ def compare(jobs: Sequence[Job], rules: Rules, path: Path, command: str) -> dict
     """Make the rows that are missing, keeping each as soon as it is there."""
     result = resumed(path, head_of(rules, command))
     with Arena(rules) as arena:
-        for workload, contenders in tqdm(jobs, file=sys.stderr, disable=None):
+        for number, (workload, contenders) in enumerate(tqdm(jobs, file=sys.stderr, disable=None)):
             if lacks(result["rows"].get(workload.id), contenders):
                 result["rows"][workload.id] = arena.row(workload, contenders)
-                keep(path, result)
+                if len(jobs) < MANY or number % MANY == 0:
+                    keep(path, result)
+    keep(path, result)
     return result
 
 

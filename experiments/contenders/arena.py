@@ -96,12 +96,13 @@ class Arena(AbstractContextManager["Arena"]):
 def figures(samples: Mapping[str, Samples], name: str, flops: int) -> dict[str, float]:
     """What is kept of a contender's samples; its ratio is within rounds, to the first of all."""
     own, anchor = samples[name], next(iter(samples.values()))
-    return {
+    found = {
         "gflops": flops / own.median / 1e9,
         "microseconds": 1e6 * own.median,
         "spread": own.spread,
         "ratio": ratio(own, anchor),
     }
+    return {key: float(f"{value:.5g}") for key, value in found.items()}
 
 
 def answer_of(child: Child, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def c_text(schedule: Schedule) -> str:
             low, end = f"i{outer}", f"i{outer} + {schedule.loops[outer].step}"
             high = f"({end} < {extent} ? {end} : {extent})"
         lines.append(f"for (long i{at} = {low}; i{at} < {high}; i{at} += {loop.step})")
-    at = innermost(schedule)
-    o, a, b = (c_address(operand, at) for operand in nest.operands)
+    counters = innermost(schedule)
+    o, a, b = (c_address(operand, counters) for operand in nest.operands)
     return "\n".join([*lines, f"o[{o}] += a[{a}] * b[{b}];", "}"])
 
 
