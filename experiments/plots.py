@@ -6,7 +6,7 @@ core180: left our speed over the best peer's, a point a workload, by class; righ
 roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours reaches.
 matmul25: bars of every contender's rate, and how the policy's speed over each is distributed.
 matmul2197: that distribution over NumPy, and heat maps of it. tuning-curve: speed over the
-default's against seconds of tuning. end-to-end: milliseconds of a network. codegen-time: milliseconds.
+default's against seconds of tuning. end-to-end and codegen-time: milliseconds.
 """
 
 from __future__ import annotations
