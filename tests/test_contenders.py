@@ -1,6 +1,7 @@
 """Contenders: their adapters, their processes, and rows that say why something is missing."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import matmul25, versus
+from experiments import end_to_end, matmul25, matmul2197, tuning_curve, versus
 from experiments.contenders import Built, Contender, Problem, build, contender_named, process
 from experiments.contenders.arena import Arena, Rules
 from looptune.errors import ArgumentError, LooptuneError, VerificationError
@@ -26,7 +27,7 @@ MATMUL = {
     "id": "test/mm", "kind": "matmul", "dtype": "float32", "flops": 2 * 33 * 20 * 18,
     "shape": {"M": 33, "K": 20, "N": 18},
 }  # fmt: skip
-PACKAGES = {"torch": "torch", "tvm": "tvm", "loop_tool": "loop_tool"}
+PACKAGES = {"torch": "torch", "tvm": "tvm", "loop_tool": "loop_tool", "llvmlite": "llvmlite"}
 
 
 def workload_of(record: dict[str, Any]) -> Workload:
@@ -36,6 +37,8 @@ def workload_of(record: dict[str, Any]) -> Workload:
 
 def needs(name: str) -> None:
     library = contender_named(name).library
+    if library == "gcc" and shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
     if library in PACKAGES:
         pytest.importorskip(PACKAGES[library], reason=f"{library} is not installed")
 
@@ -65,7 +68,9 @@ def test_every_library_computes_the_same(name: str, record: dict[str, Any]) -> N
     assert built.tune_s >= 0
 
 
-@pytest.mark.parametrize("name", ["looptune/4x16", "looptune/6x16", "numpy", "loop_tool"])
+@pytest.mark.parametrize(
+    "name", ["looptune/4x16", "looptune/6x16", "numpy", "loop_tool", "gcc", "llvmlite"]
+)
 def test_matmuls_of_those_that_have_no_convolution(name: str) -> None:
     needs(name)
     problem = Problem(workload_of(MATMUL))
@@ -166,3 +171,92 @@ def test_the_25_matmuls_and_the_long_run_on_two() -> None:
     assert [workload for workload, _ in jobs] == list(load("looptune-test"))
     assert [len(contenders) for _, contenders in jobs[:3]] == [3, 3, 2]
     assert matmul25.summary({})["paper"]["AutoTVM"] == 1.08
+
+
+@pytest.mark.parametrize("name", ["gcc", "llvmlite"])
+def test_compilers_get_loops_with_tails_and_strides(name: str) -> None:
+    needs(name)
+    record = {"id": "test/einsum", "kind": "einsum", "dtype": "float32", "einsum": "akb,kc->cab",
+              "shape": {"sizes": {"a": 5, "k": 37, "b": 3, "c": 50}}}  # fmt: skip
+    problem = Problem(workload_of(record))
+    verify(problem.plan, problem.arrays, build(contender_named(name), problem).result())
+
+
+def test_all_matmuls_as_a_box_of_ratios() -> None:
+    cells = {"looptune/policy": {"ratio": 1.0}, "numpy/default": {"ratio": 1.5}}
+    rows = {"looptune-all/mm64_80_256": cells}
+    box = matmul2197.heat(rows)
+    assert box[0, 1, 12] == 1.5
+    assert np.isnan(box).sum() == 13**3 - 1
+
+
+def test_the_worst_are_explained() -> None:
+    rows = {
+        f"looptune-all/mm64_64_{n}": {
+            "looptune/policy": {"ratio": 1.0, "note": "policy; m k n"},
+            "numpy/default": {"ratio": ratio},
+        }
+        for n, ratio in ((64, 1.2), (80, 0.9))
+    }
+    first, second = matmul2197.worst(rows, None)
+    assert (first["id"], first["over NumPy"]) == ("looptune-all/mm64_64_80", 0.9)
+    assert second["why"][0].startswith("register tile: ")
+
+
+def test_a_curve_has_a_point_a_budget() -> None:
+    row = {
+        "looptune/random@0.1": {"ratio": 2.0, "tune_s": 0.1},
+        "looptune/random@1": {"ratio": 0.5, "tune_s": 1.0},
+        "tvm/default": {"error": "no"},
+    }
+    assert tuning_curve.curves({"a": row}) == {
+        "looptune/random": [(pytest.approx(0.1), 0.5), (1.0, 2.0)]
+    }
+    kinds = [workload.kind for workload in tuning_curve.workloads()]
+    assert len(kinds) == 10
+    assert kinds[:2] == ["matmul", "conv2d"]
+
+
+def test_networks_count_layers_as_often_as_they_have_them() -> None:
+    layers = {workload.id: workload for workload in end_to_end.layers("resnet50/")}
+    assert end_to_end.repeats(layers["resnet50/layer1.0.conv2"]) == 3
+    assert sum(map(end_to_end.repeats, layers.values())) == 54
+    assert len(end_to_end.layers("bert-base/s128.")) == 6
+    row = {
+        "looptune/default": {"microseconds": 1000.0, "tune_s": 6.0},
+        "torch/default": {"microseconds": 4000.0, "tune_s": 0.0},
+        "torch/channels-last": {"microseconds": 2000.0, "tune_s": 0.0},
+    }
+    found = end_to_end.totals({"resnet50/layer1.0.conv2": row}, "resnet50/")
+    assert found["torch, the better format"]["milliseconds"] == 6
+    assert found["looptune/default"]["break_even_runs"] == pytest.approx(2000)
+    assert "tvm/default" not in found
+
+
+def test_metaschedule_gets_the_costliest_layers() -> None:
+    jobs = end_to_end.jobs(["numpy"], None, scheduled=True)
+    long = [workload.id for workload, contenders in jobs if len(contenders) == 2]
+    assert len(long) == 10 + 6
+    assert "resnet50/layer1.0.conv2" in long
+    assert "resnet50/fc" not in long
+
+
+HEAD = {"config": {"threads": 1}, "date": "2026-01-02", "peak_gflops": 9.0}
+CELL = {"ratio": 1.0, "gflops": 2.0, "microseconds": 3.0, "tune_s": 1.0}
+RESULTS: dict[str, dict[str, Any]] = {
+    "matmul25": {"rows": {x: {"looptune/policy": CELL, "numpy/default": CELL} for x in "ab"}},
+    "matmul2197": {"rows": {"all/mm64_64_64": {"looptune/policy": CELL, "numpy/default": CELL}}},
+    "tuning-curve": {"curves": {"looptune/random": [[0.1, 1.0], [1.0, 1.1]]}},
+    "end-to-end": {"totals": {"net": {"looptune/default": {"milliseconds": 3.0}}}},
+    "codegen-time": {"milliseconds": {"looptune/default": 3.0, "gcc/default": 90.0}},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_has_a_plot(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from experiments import plots
+
+    (tmp_path / f"{name}-avx2.json").write_text(json.dumps(HEAD | RESULTS[name]))
+    assert plots.main([str(tmp_path)]) == 0
+    assert (tmp_path / f"{name}-avx2.png").stat().st_size > 1000
