@@ -1,7 +1,9 @@
 """TVM 0.27: the nest as a compute definition, compiled as it stands or tuned by MetaSchedule.
 
 Since 0.25 `tvm.tir` is `tvm.tirx` and `tvm.s_tir`, where MetaSchedule lives, too. A call is timed
-by TVM's own `time_evaluator`, which leaves Python out: in TVM's favour.
+by TVM's own `time_evaluator`, which leaves Python out: in TVM's favour. With
+apache-tvm-ffi 0.1.15.post2 pickling a module, as MetaSchedule's builder does, is a segmentation
+fault; 0.1.14.post1 works.
 """
 
 from __future__ import annotations
