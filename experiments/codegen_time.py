@@ -12,7 +12,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from experiments.versus import Job, compare, keep, named, parser_of, rules_of, table, tuning
+from experiments.versus import (
+    Job,
+    compare,
+    exit_code,
+    keep,
+    named,
+    parser_of,
+    rules_of,
+    table,
+    tuning,
+)
 from looptune.workloads.suites import load
 
 NAMES = ("looptune/default", "llvmlite/default", "gcc/default", "tvm/default")
@@ -40,4 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS
-from experiments.versus import Job, Rows, compare, keep, means, named, parser_of, rules_of, table
+from experiments.versus import (
+    Job,
+    Rows,
+    compare,
+    exit_code,
+    keep,
+    means,
+    named,
+    parser_of,
+    rules_of,
+    table,
+)
 from looptune.errors import UnsupportedError
 from looptune.workloads.suites import Workload, load
 
@@ -64,4 +75,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.contenders import contender_named
-from experiments.versus import Job, Rows, compare, keep, named, parser_of, rules_of, table
+from experiments.versus import (
+    Job,
+    Rows,
+    compare,
+    exit_code,
+    keep,
+    named,
+    parser_of,
+    rules_of,
+    table,
+)
 from looptune.workloads.suites import Workload, load
 
 NAMES = (
@@ -121,4 +131,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

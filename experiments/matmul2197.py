@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.versus import Rows, compare, keep, means, named, over, parser_of, rules_of, table
+from experiments.versus import (
+    Rows,
+    compare,
+    exit_code,
+    keep,
+    means,
+    named,
+    over,
+    parser_of,
+    rules_of,
+    table,
+)
 from looptune.host import host_target
 from looptune.tune import optimize
 from looptune.workloads.suites import LOOPTUNE_SIZES, load, looptune_matmul
@@ -84,4 +95,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -16,6 +16,7 @@ from experiments.contenders import contender_named
 from experiments.versus import (
     Job,
     compare,
+    exit_code,
     failures,
     keep,
     means,
@@ -84,4 +85,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -12,7 +12,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments.versus import Job, Rows, compare, keep, named, parser_of, rules_of, table
+from experiments.versus import (
+    Job,
+    Rows,
+    compare,
+    exit_code,
+    keep,
+    named,
+    parser_of,
+    rules_of,
+    table,
+)
 from looptune.measure import geomean
 from looptune.search import STRATEGIES
 from looptune.workloads.suites import Workload, load
@@ -67,4 +77,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -38,6 +38,15 @@ Job = tuple[Workload, tuple[Contender, ...]]
 
 class StaleResultError(LooptuneError):
     """The output holds rows of another machine or configuration."""
+
+
+def exit_code(main: Callable[[], int]) -> int:
+    """What a script ends with: 2, and the reason on stderr, for an output of other rules."""
+    try:
+        return main()
+    except StaleResultError as reason:
+        print(reason, file=sys.stderr)
+        return 2
 
 
 def versions() -> dict[str, str]:

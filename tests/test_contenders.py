@@ -260,3 +260,12 @@ def test_every_result_has_a_plot(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}-avx2.json").write_text(json.dumps(HEAD | RESULTS[name]))
     assert plots.main([str(tmp_path)]) == 0
     assert (tmp_path / f"{name}-avx2.png").stat().st_size > 1000
+
+
+def test_an_output_of_other_rules_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise versus.StaleResultError("rows.json has another machine")
+
+    assert versus.exit_code(main) == 2
+    assert versus.exit_code(lambda: 0) == 0
+    assert "another machine" in capsys.readouterr().err
