@@ -1,31 +1,40 @@
-"""Plots of the committed results, each beside its file.
+"""Plots of the committed results.
 
-python -m experiments.plots        writes experiments/results/core180-*.png and eval-*.png
+python -m experiments.plots [FOLDER]       writes a PNG beside each file that it knows
 
-Core workloads: left our speed over the best peer's, a point a workload, by class; right the share
-of the roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours
-reaches. Evaluations of a policy: by set, the default's time over each contender's, with intervals.
+core180: left our speed over the best peer's, a point a workload, by class; right the share of the
+roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours reaches.
+matmul25: bars of every contender's rate, and how the policy's speed over each is distributed.
+matmul2197: that distribution over NumPy, and heat maps of it. tuning-curve: speed over the
+default's against seconds of tuning. end-to-end and codegen-time: milliseconds. eval: by set, the
+default's time over each contender's, with intervals.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS, best_peer
+from experiments.matmul2197 import heat
+from experiments.versus import Rows, over
+from looptune.measure import geomean
 from looptune.models.evaluate import read
 from looptune.models.figures import summary
-from looptune.workloads.suites import load
+from looptune.workloads.suites import LOOPTUNE_SIZES, load
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parent / "results"
 COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion: told apart by everyone
 # The palette of Okabe and Ito less its yellow, each colour with a mark of its own.
-PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = "osD^vP*X"
 
 
@@ -60,6 +69,13 @@ def plot(path: Path) -> Path:
     right.set_xlim(0, 1.2)
     left.set_yticks(range(len(found)), [f"{name} ({len(pairs)})" for name, pairs in found.items()])
     left.invert_yaxis()
+    return saved(figure, path, result)
+
+
+def saved(figure: Any, path: Path, result: dict[str, Any]) -> Path:
+    """The figure beside its result, with threads and date."""
+    from matplotlib import pyplot
+
     threads = result["config"]["threads"]
     figure.suptitle(f"{path.stem}: {threads} thread{'s' * (threads > 1)}, {result['date']}")
     figure.tight_layout()
@@ -115,12 +131,133 @@ def plot_evaluation(path: Path) -> Path:
     return target
 
 
-def main() -> int:
+def names_of(rows: Rows) -> list[str]:
+    """Contenders with a figure somewhere, in their order."""
+    every = dict.fromkeys(name for row in rows.values() for name in row)
+    return [name for name in every if any("gflops" in row.get(name, {}) for row in rows.values())]
+
+
+def plot_matmul25(path: Path) -> Path:
+    """Bars of geometric means, and violins of the policy's speed over the others'."""
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    rows = result["rows"]
+    names = names_of(rows)
+    rates = [
+        geomean(row[name]["gflops"] for row in rows.values() if "gflops" in row.get(name, {}))
+        for name in names
+    ]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 0.35 * len(names) + 2), sharey=True)
+    left.barh(range(len(names)), rates, color=COLOURS[0])
+    left.axvline(result["peak_gflops"], color="black", linewidth=0.8, linestyle="--")
+    left.set_xlabel("GFLOPS, geometric mean (dashed: FMA peak)")
+    left.set_yticks(range(len(names)), names)
+    left.invert_yaxis()
+    for at, name in enumerate(names):
+        ratios = over(rows, "looptune/policy", name)
+        if len(ratios) > 1 and name != "looptune/policy":
+            parts = right.violinplot([np.log10(ratios)], [at], orientation="horizontal", widths=0.8)
+            for body in parts["bodies"]:
+                body.set_facecolor(COLOURS[1])
+    right.axvline(0, color="black", linewidth=0.8)
+    ticks = (0.5, 1, 2, 5, 10, 50)
+    right.set_xticks(np.log10(ticks), [f"{tick:g}" for tick in ticks])
+    right.set_xlabel("the policy's speed over it")
+    return saved(figure, path, result)
+
+
+def plot_matmul2197(path: Path) -> Path:
+    """The ratio to NumPy: its distribution, and heat maps over pairs of extents."""
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    rows = result["rows"]
+    ratios = over(rows, "looptune/policy", "numpy/default")
+    box = np.ma.masked_invalid(heat(rows))
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 4))
+    axes[0].hist(ratios, 60, color=COLOURS[0])
+    axes[0].axvline(1, color="black", linewidth=0.8)
+    axes[0].set_xlabel("the policy's speed over NumPy's")
+    axes[0].set_ylabel("matmuls")
+    sizes = list(LOOPTUNE_SIZES)
+    for axis, (away, rows_, columns) in zip(
+        axes[1:], ((1, "M", "N"), (2, "M", "K"), (0, "K", "N")), strict=True
+    ):
+        shown = axis.imshow(box.mean(axis=away), origin="lower", cmap="cividis")
+        axis.set_xlabel(columns)
+        axis.set_ylabel(rows_)
+        axis.set_xticks(range(0, 13, 4), sizes[::4])
+        axis.set_yticks(range(0, 13, 4), sizes[::4])
+        figure.colorbar(shown, ax=axis, shrink=0.7)
+    return saved(figure, path, result)
+
+
+def plot_curve(path: Path) -> Path:
+    """A line a strategy."""
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    figure, axis = pyplot.subplots(figsize=(8, 5))
+    for at, (name, pairs) in enumerate(result["curves"].items()):
+        colour, marker = PALETTE[at % len(PALETTE)], MARKS[at % len(MARKS)]
+        axis.plot(*zip(*pairs, strict=True), color=colour, marker=marker, label=name)
+    axis.set_xscale("log")
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_xlabel("seconds of tuning (log)")
+    axis.set_ylabel("speed over the default schedule's")
+    axis.legend(fontsize=7, ncols=2)
+    return saved(figure, path, result)
+
+
+def plot_end_to_end(path: Path) -> Path:
+    """Milliseconds of the contractions of each network."""
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    networks = result["totals"]
+    figure, axes = pyplot.subplots(1, len(networks), figsize=(12, 3.5), squeeze=False)
+    for axis, (network, ways) in zip(axes[0], networks.items(), strict=True):
+        axis.barh(list(ways), [each["milliseconds"] for each in ways.values()], color=COLOURS[0])
+        axis.set_xscale("log")
+        axis.set_xlabel(f"{network}: milliseconds a run (log)")
+        axis.invert_yaxis()
+    return saved(figure, path, result)
+
+
+def plot_codegen(path: Path) -> Path:
+    """Milliseconds from a problem to a kernel."""
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    figure, axis = pyplot.subplots(figsize=(7, 2.5))
+    axis.barh(list(result["milliseconds"]), list(result["milliseconds"].values()), color=COLOURS[0])
+    axis.set_xscale("log")
+    axis.set_xlabel("milliseconds to a kernel, geometric mean (log)")
+    axis.invert_yaxis()
+    return saved(figure, path, result)
+
+
+PLOTS: dict[str, Callable[[Path], Path]] = {
+    "matmul25": plot_matmul25,
+    "matmul2197": plot_matmul2197,
+    "tuning-curve": plot_curve,
+    "end-to-end": plot_end_to_end,
+    "codegen-time": plot_codegen,
+    "core180-policy": lambda path: path,  # its table says it
+    "core180": plot,
+    "eval": plot_evaluation,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """All of them."""
-    for path in sorted(RESULTS.glob("core180-*.json")):
-        print(plot(path))
-    for path in sorted(RESULTS.glob("eval-*.jsonl")):
-        print(plot_evaluation(path))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    for path in sorted(parser.parse_args(argv).folder.glob("*.json*")):
+        draw = next((draw for stem, draw in PLOTS.items() if path.stem.startswith(stem)), None)
+        if draw is not None and draw(path) != path:
+            print(path.with_suffix(".png").name)
     return 0
 
 

@@ -17,9 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from looptune.database import actions_of
 from looptune.errors import LooptuneError, MeasurementError
@@ -42,6 +42,7 @@ MEMORY_BYTES = 16 << 30
 LONGEST_FRAME = 1 << 20
 PATIENCE_SECONDS = 20.0  # for one candidate, generated, verified and timed
 PR_SET_PDEATHSIG = 1
+State = TypeVar("State")
 
 
 def nest_to_json(nest: Nest) -> dict[str, Any]:
@@ -89,23 +90,31 @@ def target_from_json(value: Mapping[str, Any]) -> Target:
 
 
 def main() -> int:
-    """Answer requests until the input ends: first the problem, then a candidate a line.
+    """Answer requests until the input ends: first the problem, then a candidate a line."""
+    serve(answered, LooptuneError)
+    return 0
 
-    What a kernel prints goes nowhere; answers leave by a copy of the standard output.
+
+def serve(
+    answer: Callable[[Mapping[str, Any], State | None], tuple[State | None, dict[str, Any]]],
+    expected: type[Exception],
+) -> None:
+    """Answer a request a line by the state so far; `expected` errors are answers, too.
+
+    What is printed meanwhile goes nowhere; answers leave by a copy of the standard output.
     """
     answers = os.fdopen(os.dup(1), "w")
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    tuner: Tuner | None = None
+    state: State | None = None
     for line in sys.stdin:
         try:
-            tuner, answer = answered(json.loads(line), tuner)
-        except LooptuneError as reason:
-            answer = {"error": f"{type(reason).__name__}: {reason}"}
-        answers.write(json.dumps(answer) + "\n")
+            state, found = answer(json.loads(line), state)
+        except expected as reason:
+            found = {"error": f"{type(reason).__name__}: {reason}"}
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
-    return 0
 
 
 def answered(
@@ -130,28 +139,22 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-class Worker:
-    """The other end: asks a process for posteriors, and replaces it when it dies or hangs."""
+class Child:
+    """The other end: a process that answers JSON lines, replaced when it dies or hangs.
+
+    A new process gets `problem` first; `environment` is what its own differs by.
+    """
 
     def __init__(
-        self, nest: Nest, target: Target, threads: int, seed: int = 0,
-        patience: float = PATIENCE_SECONDS, command: tuple[str, ...] = (),
+        self, problem: Mapping[str, Any], command: tuple[str, ...], patience: float,
+        environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.problem = {
-            "nest": nest_to_json(nest), "target": asdict(target),
-            "threads": threads, "seed": seed,
-        }  # fmt: skip
+        self.problem = problem
+        self.command = command
         self.patience = patience
-        self.command = command or (sys.executable, "-m", "looptune.worker")
+        self.environment = environment
         self.process: subprocess.Popen[str] | None = None
         self.died = 0
-
-    def posterior(self, schedule: Schedule) -> Posterior:
-        """What the process measured; raises `MeasurementError` where it could not."""
-        answer = self.ask({"actions": schedule.actions})
-        if "error" in answer:
-            raise MeasurementError(answer["error"])
-        return Posterior(answer["n"], answer["mean"], answer["variance"])
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request, to a new process if there is none; kill one that does not answer."""
@@ -185,6 +188,7 @@ class Worker:
         return subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, start_new_session=True, preexec_fn=limited,
+            env={**os.environ, **(self.environment or {})},
         )  # fmt: skip
 
     def close(self) -> None:
@@ -199,6 +203,28 @@ class Worker:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+class Worker(Child):
+    """Asks a process for posteriors of one nest's schedules."""
+
+    def __init__(
+        self, nest: Nest, target: Target, threads: int, seed: int = 0,
+        patience: float = PATIENCE_SECONDS, command: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        problem = {
+            "nest": nest_to_json(nest), "target": asdict(target),
+            "threads": threads, "seed": seed,
+        }  # fmt: skip
+        command = command or (sys.executable, "-m", "looptune.worker")
+        super().__init__(problem, command, patience)
+
+    def posterior(self, schedule: Schedule) -> Posterior:
+        """What the process measured; raises `MeasurementError` where it could not."""
+        answer = self.ask({"actions": schedule.actions})
+        if "error" in answer:
+            raise MeasurementError(answer["error"])
+        return Posterior(answer["n"], answer["mean"], answer["variance"])
 
 
 def read_line(stream: IO[str], seconds: float) -> str:
