@@ -23,7 +23,7 @@ from looptune.envs.problem import (
     named,
     on_this_machine,
 )
-from looptune.envs.rewards import REWARDS, Gain, Measured, clipped, modelled
+from looptune.envs.rewards import LEAST, REWARDS, Gain, Measured, clipped, modelled
 from looptune.errors import ArgumentError
 from looptune.graph import ActionTable, Observation, in_domain, shapes
 from looptune.schedule import Schedule
@@ -84,7 +84,9 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
     `problems` draws a `Problem` from a generator; `reset(options={"nest": ..., "target": ...,
     "threads": ...})` sets one. `reward` is "model", "measured", or a function of problem and
     schedule. An action that the mask forbids changes nothing and costs a little; an episode of 64
-    of them is truncated. `gamma` is the discount that the learner uses.
+    of them is truncated. `gamma` is the discount that the learner uses. `least` is the least
+    reward of a schedule: at 0 the better of it and the default counts, which is what `optimize`
+    keeps; with the losses counted, a beginner learns to stop before it has learnt to win.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
@@ -97,11 +99,14 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         shaping: bool = True,
         gamma: float = 1.0,
         render_mode: str | None = None,
+        least: float = LEAST,
     ) -> None:
         check_render_mode(render_mode)
+        if not LEAST <= least <= 0:
+            raise ArgumentError(f"least={least!r}; {LEAST} to 0 would do")
         self.problems = problems
         self.gain: Gain = named(reward, REWARDS)
-        self.shaping, self.gamma = shaping, gamma
+        self.shaping, self.gamma, self.least = shaping, gamma, least
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(self.table.size)
         self.observation_space = observation_space(self.table)
@@ -148,7 +153,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         reward = -self.potential(before)
         if self.state.done:
             gain = self.final_gain()
-            reward += clipped(gain)
+            reward += clipped(gain, self.least)
             info |= {"gain": gain, "schedule": self.state.schedule.order}
         else:
             reward += self.gamma * self.potential(self.state)
@@ -162,7 +167,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
 
     def potential(self, state: State) -> float:
         """The cost model's opinion, zero without shaping."""
-        return clipped(state.worth) if self.shaping else 0.0
+        return clipped(state.worth, self.least) if self.shaping else 0.0
 
     def close(self) -> None:
         """Write what was measured, if a file keeps it."""

@@ -33,9 +33,9 @@ Gain = Callable[[Problem, Schedule], float | None]
 Measure = Callable[[Problem, Schedule], Posterior]
 
 
-def clipped(gain: float | None) -> float:
+def clipped(gain: float | None, least: float = LEAST) -> float:
     """A gain as a reward; what has none, because it cannot be built, gets the least."""
-    return LEAST if gain is None else max(LEAST, min(MOST, gain))
+    return least if gain is None else max(least, min(MOST, gain))
 
 
 def modelled(problem: Problem, schedule: Schedule) -> float | None:

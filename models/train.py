@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -286,8 +286,9 @@ def improved(
         last.update(values)
         job.report(values)
 
+    told: dict[str, Any] = {"problems": listed(pool), "reward": reward, "least": 0.0}
     if job.config.trainer == "single":
-        environments = [ConstructEnv(listed(pool), reward) for _ in range(settings.environments)]
+        environments = [ConstructEnv(**told) for _ in range(settings.environments)]
         ppo.train(network, environments, settings, heard, state)
         for environment in environments:
             environment.close()
@@ -299,7 +300,7 @@ def improved(
         runners = min(runners, max(1, available_cores() - 1))  # one core a runner, one to learn
     rllib.train(
         network, settings, heard, state,
-        env_config={"problems": listed(pool), "reward": reward},
+        env_config=told,
         runners=runners,
         measure=1.0 if stage == "measured" and runners else None,
         address=job.address,

@@ -240,6 +240,26 @@ def test_without_shaping_only_the_end_is_rewarded() -> None:
     assert steps[-1][1] == clipped(steps[-1][4]["gain"])
 
 
+@pytest.mark.parametrize("shaping", [True, False])
+@pytest.mark.parametrize("gain", [-0.4, None, 0.3])
+def test_no_loss_is_counted_where_the_default_may_be_kept(
+    gain: float | None, shaping: bool
+) -> None:
+    env = made("looptune/Construct-v0", reward=lambda *_: gain, shaping=shaping, least=0.0)
+    for seed in range(3):
+        steps = episode(env, seed, **options())
+        assert sum(reward for _, reward, *_ in steps) == pytest.approx(
+            max(0.0, gain or 0.0), abs=1e-6
+        )
+        assert steps[-1][4]["gain"] == gain
+
+
+@pytest.mark.parametrize("least", [0.1, -2.5, float("nan")])
+def test_the_least_reward_is_none_above_the_defaults(least: float) -> None:
+    with pytest.raises(ArgumentError, match="least="):
+        made("looptune/Construct-v0", least=least)
+
+
 def test_a_function_is_a_reward() -> None:
     env = made("looptune/LoopNest-v0", reward=lambda problem, schedule: 0.25, shaping=False)
     env.reset(options=options())
