@@ -25,7 +25,7 @@ from looptune.outlook import FEATURES as OUTLOOK
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-OBSERVATION_VERSION = 1  # of the features and of what actions mean, counted together
+OBSERVATION_VERSION = 2  # of the features and of what actions mean, counted together
 AXES, LOOPS, OPERANDS = 10, 20, 6
 NODES = AXES + LOOPS + OPERANDS
 NODE_FEATURES = 32

@@ -7,18 +7,27 @@ so that they mean the same for all nests.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 
-from looptune.cost import Cost, cost_of, pieces_at_scope, straddles, unrolled_terms
+from looptune.cost import (
+    LINE_BYTES,
+    Cost,
+    cost_of,
+    pieces_at_scope,
+    straddles,
+    unrolled_terms,
+)
 from looptune.default import default_schedule
 from looptune.errors import LoweringError
-from looptune.ir import Nest
+from looptune.ir import Nest, Operand
 from looptune.lower.form import Form, form_of
 from looptune.schedule import Schedule
 from looptune.target import Target
 
+WAY_BYTES = 4096  # of a first-level cache: lines so far apart compete for the same few places
 LEAST = 1e-3  # of the base, added to a part of a cost so that none is zero
 COSTS = ("all", "compute", "traffic", "copies", "overhead")
 FORM = (
@@ -27,6 +36,8 @@ FORM = (
     "first of unit stride", "second of unit stride", "lanes in the tail", "log vectors",
     "terms of a body", "rolled", "unrolled", "loops outside", "write cache", "write cache at root",
     "packs at root", "packs inside", "least extent of the tile", "vectors straddle lines",
+    "crowding of the output's tile", "of the first's", "of the second's",
+    "crowding of the first's terms", "of the second's",
 )  # fmt: skip
 FEATURES = 1 + 2 * len(COSTS) + 2 * len(FORM)  # "can be lowered", then this one and the default
 
@@ -76,6 +87,9 @@ def described(form: Form, schedule: Schedule) -> tuple[float, ...]:
     extent = 1 if vector is None else nest.axes[vector].extent
     output = [pack for pack in schedule.packs if pack.operand == 0]
     inputs = [pack.at == "root" for pack in schedule.packs if pack.operand]
+    tile = {axis: size for axis, size in sizes.items() if axis != vector}
+    ranges = form.tile_ranges()
+    terms = tile | {loop.axis: ranges[loop.axis][0] for loop in (*form.rolled, *form.unrolled)}
     return (
         math.prod(counts) / target.accumulators, float(len(form.tile)), math.log(tiles) / 4,
         float(math.prod(len(pieces[axis]) for axis in nest.spatial)), math.log(visits) / 4,
@@ -86,4 +100,23 @@ def described(form: Form, schedule: Schedule) -> tuple[float, ...]:
         float(any(pack.at == "root" for pack in output)), float(sum(inputs)),
         float(len(inputs) - sum(inputs)), min(sizes.values(), default=1) / 8,
         float(any(straddles(form, operand) for operand in form.operands[1:])),
+        *(crowding(operand, tile) for operand in operands),
+        *(crowding(operand, terms) for operand in operands[1:]),
     )  # fmt: skip
+
+
+def crowding(operand: Operand | None, sizes: Mapping[int, int]) -> float:
+    """The logarithm of how many lines of an operand compete for one set of a cache, among those
+    that axes of these lengths reach; 0 where all have places of their own."""
+    if operand is None:
+        return 0.0
+    lines, places = 1, 1
+    for axis, size in sizes.items():
+        apart = abs(operand.stride_of(axis)) * operand.item_bytes
+        if apart < LINE_BYTES:
+            reached = -(-size * apart // LINE_BYTES) or 1
+            lines, places = lines * reached, places * reached
+        else:
+            lines *= size
+            places *= min(size, WAY_BYTES // math.gcd(apart, WAY_BYTES))
+    return math.log2(lines / min(places, WAY_BYTES // LINE_BYTES)) / 4
