@@ -19,7 +19,7 @@ from looptune.offers import features as tile_features
 from looptune.outlook import FEATURES as OUTLOOK
 
 FEATURES = OUTLOOK + MACHINE_FEATURES + CANDIDATE_FEATURES + 4
-MEMBERS, HIDDEN = 5, 64
+MEMBERS, HIDDEN = 16, 64
 FARTHEST = 6.0  # standard deviations: beyond, nothing was learnt
 CAUTION = 1.0  # spreads that are taken off a prediction
 Arrays = Mapping[str, np.ndarray]

@@ -12,7 +12,7 @@ from looptune.errors import ScheduleError
 from looptune.models.dataset import Problem
 from looptune.models.gain import FARTHEST, FEATURES, HIDDEN, MEMBERS, GainModel, described, shapes
 
-MOST = 1.5  # of a gain's logarithm: what is worse than that is bad enough
+WORST, MOST = -0.4, 1.5  # of a gain's logarithm: what is worse is bad enough
 UNTOLD = 1e6  # the scale of a feature that never varied: what it does elsewhere is not known
 NOISE = 0.03  # of a mean on top of its samples' spread
 
@@ -49,7 +49,7 @@ def table_of(problems: Sequence[Problem], progress: Callable[[], object] = lambd
             except ScheduleError:
                 continue
             features.append(described(state))
-            gains.append(max(-MOST, min(MOST, row.mean)))
+            gains.append(max(WORST, min(MOST, row.mean)))
             weights.append(1 / (row.sd**2 / row.n + NOISE**2))
             numbers.append(number)
         progress()
