@@ -122,12 +122,13 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
 
 def advised(nest: Nest, options: Options) -> Chosen:
     """What a policy expects most of; the default, with the reason, where it expects nothing."""
-    from looptune.models.advise import advise, policy_of
+    from looptune.models.advise import advise, policy_of, taken
 
     policy = policy_of(options.policy)
     found = advise(policy, nest, options.target, options.threads)
-    if found and found[0].gain > 0:
-        return Chosen(found[0].schedule, "policy", None, len(found))
+    best = taken(found)
+    if best is not None:
+        return Chosen(best.schedule, "policy", None, len(found))
     default = Construction(nest, options.target, options.threads).schedule
     return Chosen(default, "default", note=unadvised(nest))
 

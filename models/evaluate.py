@@ -33,7 +33,7 @@ from looptune.host import fingerprint, host_target, thread_count
 from looptune.ir import plan_of
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Sampler, interleave, paired, random_arrays, rotating_sampler
-from looptune.models.advise import advise
+from looptune.models.advise import advise, taken
 from looptune.models.contenders import Late, Task, chosen, shipped_neighbours
 from looptune.models.figures import POLICY, Row
 from looptune.models.gain import GainModel
@@ -167,8 +167,8 @@ def by_model(job: Job) -> Row:
     """What the cost model says of everybody's choice."""
     task = job.task
     advice = advise(task.policy, task.nest, task.target, task.threads, clock=stopped)
-    expected = bool(advice) and advice[0].gain > 0
-    found = {POLICY: advice[0].schedule if expected else task.start.schedule}
+    best = taken(advice)
+    found = {POLICY: task.start.schedule if best is None else best.schedule}
     found |= chosen(task, lambda: counted(QUESTIONS))
     gains = {"default": 0.0}
     gains |= {who: max(LEAST, task.value(schedule)) for who, schedule in found.items()}
