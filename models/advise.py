@@ -26,7 +26,9 @@ from looptune.schedule import Schedule
 from looptune.target import Target
 
 SECONDS = 0.05  # that the beam takes at most, where it should take a third of it
-WORTHWHILE = 0.02  # cautious gain to leave the default for: on problems unseen, a third fewer losses
+WORTHWHILE = (
+    0.02  # cautious gain to leave the default for: on problems unseen, a third fewer losses
+)
 DTYPES = ("float32", "float64")  # that it was trained on
 
 
