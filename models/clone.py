@@ -18,7 +18,7 @@ import torch
 from looptune.construct import STOP, TABLE, Construction, decisions_of
 from looptune.errors import ScheduleError
 from looptune.graph import Observation, shapes
-from looptune.models.dataset import Problem
+from looptune.models.dataset import MeasuredProblem
 from looptune.models.network import PolicyNetwork
 from looptune.propose import ModelValue, expert
 
@@ -87,7 +87,7 @@ class Demonstrations:
 
 
 def from_measurements(
-    problems: Iterable[Problem], progress: Callable[[], object] = lambda: None
+    problems: Iterable[MeasuredProblem], progress: Callable[[], object] = lambda: None
 ) -> Demonstrations:
     """What was measured, and the default, as demonstrations; what today's constructions do not
     reach is left out."""

@@ -395,7 +395,7 @@ def test_actions_have_names() -> None:
 # LoopTune-v0
 
 
-def paper(*actions: str, nest: Any = MATMUL.nest) -> looptune_v0.Walk:
+def paper(*actions: str, nest: Any = MATMUL.nest) -> looptune_v0.CursorWalk:
     env = made("looptune/LoopTune-v0")
     env.reset(options=options(Problem(nest, AVX2)))
     for action in actions:
@@ -475,7 +475,7 @@ def test_what_cannot_be_lowered_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> 
         raise LoweringError("no")
 
     monkeypatch.setattr(looptune_v0, "predict", refuse)
-    assert looptune_v0.modelled(MATMUL, Schedule(MATMUL.nest)) == 0.0
+    assert looptune_v0.modelled_rate(MATMUL, Schedule(MATMUL.nest)) == 0.0
 
 
 def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
@@ -485,7 +485,7 @@ def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
 
 @pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
 def test_rates_can_be_measured() -> None:
-    rate = looptune_v0.Measured()
+    rate = looptune_v0.MeasuredRate()
     found = rate(MATMUL, Schedule(MATMUL.nest))
     assert 0 < found < 1.5
     assert rate(MATMUL, Schedule(MATMUL.nest)) == found
@@ -496,4 +496,4 @@ def test_a_kernel_that_fails_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> Non
         raise LoweringError("no")
 
     monkeypatch.setattr(looptune_v0, "build", refuse)
-    assert looptune_v0.Measured()(MATMUL, Schedule(MATMUL.nest)) == 0.0
+    assert looptune_v0.MeasuredRate()(MATMUL, Schedule(MATMUL.nest)) == 0.0
