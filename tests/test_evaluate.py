@@ -239,7 +239,7 @@ class TestConfig:
         with pytest.raises(UnsupportedError, match="'vax' is none of"):
             _ = EvalConfig(model=True, target="vax").targets
         monkeypatch.setattr("looptune.host.host_isas", lambda cpuinfo=None: ())
-        with pytest.raises(UnsupportedHostError):
+        with pytest.raises(UnsupportedHostError, match="no supported instruction set"):
             _ = EvalConfig().targets
 
 
