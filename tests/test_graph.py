@@ -17,7 +17,7 @@ from looptune.graph import (
 )
 from looptune.schedule import Schedule, pack, parallel, split, vectorize
 from looptune.target import target_named
-from looptune.workloads import conv2d, einsum, matmul
+from looptune.workloads import conv2d, einsum, fuse, matmul
 from looptune.workloads.generate import draw
 
 AVX2 = target_named("avx2")
@@ -116,11 +116,18 @@ def test_steps_left_are_seen() -> None:
     assert worlds[0] > worlds[1]
 
 
-def test_nests_with_too_many_edges_are_outside_of_the_domain() -> None:
+def test_nests_with_too_many_axes_operands_or_edges_are_outside_of_the_domain() -> None:
     assert in_domain(conv2d((1, 8, 9, 9), (8, 8, 3, 3)).nests[0])
-    letters = "abcdefghijklmnopqrst"
-    wide = einsum(f"{letters},{letters}->{letters}", sizes=dict.fromkeys(letters, 2)).nests[0]
-    assert not in_domain(wide)
+    letters = "abcdefghijk"
+    axes = einsum(f"{letters},{letters}->{letters}", sizes=dict.fromkeys(letters, 2))
+    operands = fuse(matmul(4, 5, 6), ",".join(["residual"] * 4))
+    sizes = dict.fromkeys(letters[:AXES], 2)
+    narrow = einsum(f"{letters[:AXES]},j->{letters[:9]}", sizes=sizes)
+    edges = fuse(narrow, ",".join(["residual"] * 3))
+    assert [len(plan.nests[0].axes) for plan in (axes, edges)] == [AXES + 1, AXES]
+    assert [len(plan.nests[0].operands) for plan in (operands, edges)] == [OPERANDS + 1, OPERANDS]
+    assert in_domain(narrow.nests[0])
+    assert not any(in_domain(plan.nests[0]) for plan in (axes, operands, edges))
 
 
 def test_an_empty_nest_can_only_stop() -> None:
