@@ -70,8 +70,11 @@ class Demonstrations:
             state = start
             for action in path:
                 state = state.take(action)
-            if not state.mask[chosen > 0].all():
-                raise ScheduleError("a demonstration takes what the mask forbids")
+            forbidden = np.flatnonzero((chosen > 0) & (state.mask == 0)).tolist()
+            if forbidden:
+                raise ScheduleError(
+                    f"after {list(path)} a demonstration takes what the mask forbids: {forbidden}"
+                )
             compact = {
                 name: array.astype(np.float16) if array.dtype == np.float32 else array
                 for name, array in state.observe().items()

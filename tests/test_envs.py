@@ -26,7 +26,7 @@ from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
 from looptune.search import SPLITS  # noqa: E402
 from looptune.target import target_named  # noqa: E402
-from looptune.workloads import conv2d, matmul  # noqa: E402
+from looptune.workloads import conv2d, einsum, matmul  # noqa: E402
 
 IDS = sorted(ENVIRONMENTS)
 GRAPHS = [name for name in IDS if "LoopTune" not in name]
@@ -192,6 +192,14 @@ def test_unknown_settings_are_told(name: str, wrong: dict[str, str]) -> None:
 def test_unknown_options_are_told(name: str) -> None:
     with pytest.raises(ArgumentError, match="nets"):
         made(name).reset(options={"nets": 1})
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_nest_without_room_is_told(name: str) -> None:
+    letters = "abcdefghijk"
+    (nest,) = einsum(f"{letters},k->{letters[:-1]}", sizes=dict.fromkeys(letters, 2)).nests
+    with pytest.raises(ArgumentError, match="11 axes and 3 operands; up to 10 and 6"):
+        made(name).reset(options=options(Problem(nest, AVX2)))
 
 
 def test_an_unknown_start_is_told() -> None:
