@@ -143,6 +143,11 @@ def expert(start: Construction, value: ModelValue, width: int = EXPERT_WIDTH) ->
     return sorted(shortest.values(), key=lambda each: (-each.score, each.state.steps))
 
 
+def by_worth(states: Sequence[Construction]) -> np.ndarray:
+    """What the cost model says of constructions, -inf for what cannot be lowered."""
+    return np.array([-math.inf if state.worth is None else state.worth for state in states])
+
+
 def proposals(
     start: Construction,
     prior: Prior,

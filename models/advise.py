@@ -21,7 +21,7 @@ from looptune.graph import in_domain
 from looptune.ir import Nest
 from looptune.models.checkpoint import load
 from looptune.models.inference import Policy
-from looptune.propose import NARROW, Reach, proposals
+from looptune.propose import NARROW, Reach, by_worth, proposals
 from looptune.schedule import Schedule
 from looptune.target import Target
 
@@ -97,6 +97,4 @@ def advise(
 
 def worth_of(policy: Policy, states: Sequence[Construction]) -> np.ndarray:
     """The cautious gain of each construction; by the cost model where no gain model came along."""
-    if policy.gain is not None:
-        return policy.gain.cautious(states)
-    return np.array([-np.inf if state.worth is None else state.worth for state in states])
+    return by_worth(states) if policy.gain is None else policy.gain.cautious(states)

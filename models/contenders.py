@@ -7,7 +7,7 @@ of the nearest measured problem, and the policy's network without what it learnt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -24,6 +24,7 @@ from looptune.propose import (
     ModelValue,
     beam,
     by_model,
+    by_worth,
     proposals,
     random_construction,
     rollout,
@@ -83,14 +84,9 @@ def by_network(task: Task) -> dict[str, Schedule]:
     prior = task.policy.log_probabilities
     alone = rollout(task.start, prior)
     alone = task.start if alone.worth is None else alone
-    led = [each.state for each in proposals(task.start, prior, by_cost)[:1]]
+    led = [each.state for each in proposals(task.start, prior, by_worth)[:1]]
     liked = max((task.start, alone, *led), key=lambda state: task.value(state.schedule))
     return {"network alone": alone.schedule, "network and cost model": liked.schedule}
-
-
-def by_cost(states: Sequence[Construction]) -> np.ndarray:
-    """What the cost model says of constructions that can be lowered."""
-    return np.array([state.worth for state in states], np.float64)
 
 
 def by_beam(task: Task, late: Late) -> Schedule:

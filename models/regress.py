@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from looptune.errors import ScheduleError
 from looptune.models.dataset import MeasuredProblem
-from looptune.models.gain import FARTHEST, FEATURES, HIDDEN, MEMBERS, GainModel, described, shapes
+from looptune.models.gain import FARTHEST, FEATURES, MEMBERS, GainModel, described, shapes
 
 WORST, MOST = -0.4, 1.5  # of a gain's logarithm: what is worse is bad enough
 UNTOLD = 1e6  # the scale of a feature that never varied: what it does elsewhere is not known
@@ -75,47 +75,58 @@ def regress(
     count = int(table.problem.max()) + 1
     unseen = np.isin(table.problem, rng.permutation(count)[: round(config.held_out * count)])
     seen = np.flatnonzero(~unseen)
-    shift = table.features[seen].mean(0)
-    spread = table.features[seen].std(0)
-    scale = np.where(spread > 1e-6, spread + 0.05, UNTOLD).astype(np.float32)
-    x = torch.from_numpy(
-        np.clip((table.features - shift) / scale, -FARTHEST, FARTHEST).astype(np.float32)
-    )
-    y, weight = torch.from_numpy(table.gains), torch.from_numpy(table.weights)
+    shift, scale = standard(table.features[seen])
+    x = np.clip((table.features[seen] - shift) / scale, -FARTHEST, FARTHEST).astype(np.float32)
     layers = {
         name: torch.randn(shape, generator=generator) * (2 / shape[1]) ** 0.5
         if name.startswith("w") else torch.zeros(shape)
         for name, shape in shapes().items() if name not in ("shift", "scale")
     }  # fmt: skip
     layers["w3"] = layers["w3"] * 0.1
+    fit(layers, (x, table.gains[seen], table.weights[seen]), config, generator, report)
+    arrays = {name: layer.detach().numpy() for name, layer in layers.items()}
+    model = GainModel({"shift": shift, "scale": scale, **arrays})
+    return model, judged(model, table, np.flatnonzero(unseen))
+
+
+def standard(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and scale of each feature; what never varied is scaled away."""
+    spread = features.std(0)
+    scale = np.where(spread > 1e-6, spread + 0.05, UNTOLD).astype(np.float32)
+    return features.mean(0), scale
+
+
+def fit(
+    layers: Mapping[str, torch.Tensor],
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    config: RegressConfig,
+    generator: torch.Generator,
+    report: Callable[[dict[str, float]], None],
+) -> None:
+    """Train the members' layers, as `shapes` names them, on rows of inputs, gains and weights."""
+    x, y, weight = map(torch.from_numpy, rows)
     for layer in layers.values():
         layer.requires_grad_()
     optimizer = torch.optim.AdamW(layers.values(), lr=config.rate, weight_decay=config.decay)
-    batches = -(-len(seen) // config.batch)
+    batches = -(-len(x) // config.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, config.rate, total_steps=config.epochs * batches
     )
     for epoch in range(config.epochs):
-        orders = [torch.randperm(len(seen), generator=generator) for _ in range(MEMBERS)]
+        orders = torch.stack([torch.randperm(len(x), generator=generator) for _ in range(MEMBERS)])
         total = 0.0
-        for batch in range(batches):
-            part = [order[batch * config.batch : (batch + 1) * config.batch] for order in orders]
-            rows = torch.from_numpy(seen)[torch.stack(part)]
-            hidden = torch.relu(x[rows] @ layers["w1"] + layers["b1"])
+        for part in torch.split(orders, config.batch, dim=1):
+            hidden = torch.relu(x[part] @ layers["w1"] + layers["b1"])
             hidden = torch.relu(hidden @ layers["w2"] + layers["b2"])
             found = (hidden @ layers["w3"] + layers["b3"])[..., 0]
-            each = torch.nn.functional.huber_loss(found, y[rows], reduction="none", delta=0.1)
-            loss = (each * weight[rows]).mean()
+            each = torch.nn.functional.huber_loss(found, y[part], reduction="none", delta=0.1)
+            loss = (each * weight[part]).mean()
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
             total += float(loss.detach())
         report({"epoch": epoch + 1, "loss": total / batches})
-    arrays = {name: layer.detach().numpy() for name, layer in layers.items()}
-    model = GainModel({"shift": shift, "scale": scale, **arrays})
-    assert arrays["w2"].shape[-1] == HIDDEN
-    return model, judged(model, table, np.flatnonzero(unseen))
 
 
 def judged(
