@@ -25,7 +25,7 @@ from looptune.envs.problem import (
 )
 from looptune.envs.rewards import LEAST, REWARDS, Gain, Measured, clipped, modelled
 from looptune.errors import ArgumentError
-from looptune.graph import ActionTable, Observation, in_domain, shapes
+from looptune.graph import AXES, OPERANDS, PAIRS, ActionTable, Observation, in_domain, shapes
 from looptune.schedule import Schedule
 
 ILLEGAL_PENALTY = -0.05
@@ -131,7 +131,11 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         options = options or {}
         self.problem = chosen(options, ("start",), self.problems, self.np_random)
         if not in_domain(self.problem.nest):
-            raise ArgumentError(f"{self.problem.nest} has too many axes or operands to observe")
+            nest = self.problem.nest
+            raise ArgumentError(
+                f"{nest} has {len(nest.axes)} axes and {len(nest.operands)} operands; up to {AXES} "
+                f"and {OPERANDS}, and {PAIRS} pairs of both, would do"
+            )
         self.past, self.taken, self.refused = [self.started(self.problem, options)], [], 0
         return self.seen(), {"action_mask": self.state.mask}
 

@@ -43,7 +43,7 @@ Info = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Walk:
+class CursorWalk:
     """The loops of the compute nest, outermost first, and the one that the cursor is at.
 
     Unlike a schedule's, loops of one axis may have equal steps: the inner makes one trip.
@@ -71,12 +71,12 @@ class Walk:
         fits = len(self.loops) + len(self.nest.spatial) <= ROWS
         return fits and (innermost == 1 or innermost % MULTIPLE == 0)
 
-    def after(self, action: int) -> Walk | None:
+    def after(self, action: int) -> CursorWalk | None:
         """The state that an action leads to; None if it is illegal."""
         found = self.tried(ACTIONS[action]) if 0 <= action < len(ACTIONS) else None
         return found if found is not None and found.is_legal else None
 
-    def tried(self, name: str) -> Walk | None:
+    def tried(self, name: str) -> CursorWalk | None:
         """The state that an action leads to, by the rule that it must exist alone."""
         at = self.cursor
         if name in FACTORS:
@@ -150,7 +150,7 @@ def paper_problems(rng: np.random.Generator) -> Problem:
             return Problem(nest, host_target())
 
 
-def modelled(problem: Problem, schedule: Schedule) -> float:
+def modelled_rate(problem: Problem, schedule: Schedule) -> float:
     """The share of the target's peak by the cost model; 0 for what cannot be lowered."""
     nest, target = problem.nest, problem.target
     try:
@@ -168,7 +168,7 @@ def peak(target: Target) -> float:
 
 
 @dataclass
-class Measured:
+class MeasuredRate:
     """The share of the measured peak: the best of short samples, remembered; 0 for what fails."""
 
     seconds: float = 0.01
@@ -195,7 +195,7 @@ class Measured:
         return kernel.flops / best / (peak(problem.target) * problem.threads)
 
 
-RATES: dict[str, Callable[[], Rate]] = {"model": lambda: modelled, "measured": Measured}
+RATES: dict[str, Callable[[], Rate]] = {"model": lambda: modelled_rate, "measured": MeasuredRate}
 
 
 class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -207,9 +207,9 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
     | 2, 3 | swap_up, swap_down: swap its loop, and move along; two loops of one axis stay |
     | 4, 5, 6 | split_4, split_8, split_16: a new loop of so many trips inside of this one |
 
-    Observations are float32 (200,): see `Walk.observe`. An illegal action changes nothing, earns
-    nothing, and spends a step. `reward` is "model", "measured", or a function of problem and
-    schedule that gives a share of the peak.
+    Observations are float32 (200,): see `CursorWalk.observe`. An illegal action changes nothing,
+    earns nothing, and spends a step. `reward` is "model", "measured", or a function of problem
+    and schedule that gives a share of the peak.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
@@ -226,10 +226,10 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(len(ACTIONS))
         self.observation_space = spaces.Box(0.0, LARGEST, (ROWS * FEATURES,), np.float32)
-        self.past: list[tuple[Walk, float]] = []
+        self.past: list[tuple[CursorWalk, float]] = []
 
     @property
-    def state(self) -> Walk:
+    def state(self) -> CursorWalk:
         """Where the episode is."""
         return self.past[-1][0]
 
@@ -240,7 +240,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         super().reset(seed=seed)
         self.problem = chosen(options or {}, (), self.problems, self.np_random)
         nest = self.problem.nest
-        walk = Walk(nest, tuple(Loop(axis) for axis in range(len(nest.axes))))
+        walk = CursorWalk(nest, tuple(Loop(axis) for axis in range(len(nest.axes))))
         self.past = [(walk, self.rate(self.problem, walk.schedule))]
         return walk.observe(), self.info(illegal=False)
 
@@ -294,7 +294,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         return "\n".join([*lines(walk), f"{rate:.3f} of the peak"])
 
 
-def lines(walk: Walk) -> Iterator[str]:
+def lines(walk: CursorWalk) -> Iterator[str]:
     """A loop a line; `>` is the cursor."""
     for at, loop in enumerate(walk.loops):
         name, rest = walk.nest.axes[loop.axis].name, walk.reach(at) % loop.step

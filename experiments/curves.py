@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -72,9 +73,17 @@ def plot(folders: Sequence[Path], output: Path) -> None:
         axis.legend(fontsize="small")
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
+    written(figure, output)
+
+
+def written(figure: Any, path: Path) -> Path:
+    """Write a figure, and let go of it."""
+    from matplotlib import pyplot
+
     figure.tight_layout()
-    figure.savefig(output, dpi=110)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
+    return path
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """The shipped data set: schedules of generated problems, measured beside the default schedule.
 
-python -m experiments.dataset --nests 2500 --output measured.jsonl         adds to what is there
+python -m experiments.dataset --nests 2700 --output measured.jsonl         adds to what is there
 python -m experiments.dataset --pack measured.jsonl --output checkpoints/measured.jsonl.gz
 
 One problem a line with the schedules that were tried on it: the cost model's beam, constructions

@@ -23,6 +23,7 @@ import matplotlib as mpl
 import numpy as np
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS, best_peer
+from experiments.curves import COLOURS, written
 from experiments.matmul2197 import heat
 from experiments.versus import Rows, over
 from looptune.measure import geomean
@@ -32,10 +33,7 @@ from looptune.workloads.suites import LOOPTUNE_SIZES, load
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parent / "results"
-COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion: told apart by everyone
-# The palette of Okabe and Ito less its yellow, each colour with a mark of its own.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-MARKS = "osD^vP*X"
+MARKS = "osD^vP*X"  # beside the colours, for those who print in grey
 
 
 def points(result: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
@@ -74,15 +72,9 @@ def plot(path: Path) -> Path:
 
 def saved(figure: Any, path: Path, result: dict[str, Any]) -> Path:
     """The figure beside its result, with threads and date."""
-    from matplotlib import pyplot
-
     threads = result["config"]["threads"]
     figure.suptitle(f"{path.stem}: {threads} thread{'s' * (threads > 1)}, {result['date']}")
-    figure.tight_layout()
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-    return target
+    return written(figure, path.with_suffix(".png"))
 
 
 def sets_of(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -113,7 +105,7 @@ def plot_evaluation(path: Path) -> Path:
             [each["ratio"] for each in mine], at,
             xerr=[[each["ratio"] - each["low"] for each in mine],
                   [each["high"] - each["ratio"] for each in mine]],
-            fmt=MARKS[number % len(MARKS)], color=PALETTE[number % len(PALETTE)],
+            fmt=MARKS[number % len(MARKS)], color=COLOURS[number % len(COLOURS)],
             markersize=5, linewidth=1, label=who,
         )  # fmt: skip
     axis.set_xscale("log")
@@ -124,11 +116,7 @@ def plot_evaluation(path: Path) -> Path:
     axis.set_yticks(range(len(found)), list(found))
     axis.invert_yaxis()
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-    return target
+    return written(figure, path.with_suffix(".png"))
 
 
 def names_of(rows: Rows) -> list[str]:
@@ -200,7 +188,7 @@ def plot_curve(path: Path) -> Path:
     result = json.loads(path.read_text())
     figure, axis = pyplot.subplots(figsize=(8, 5))
     for at, (name, pairs) in enumerate(result["curves"].items()):
-        colour, marker = PALETTE[at % len(PALETTE)], MARKS[at % len(MARKS)]
+        colour, marker = COLOURS[at % len(COLOURS)], MARKS[at % len(MARKS)]
         axis.plot(*zip(*pairs, strict=True), color=colour, marker=marker, label=name)
     axis.set_xscale("log")
     axis.axhline(1, color="black", linewidth=0.8)

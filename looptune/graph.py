@@ -30,6 +30,7 @@ AXES, LOOPS, OPERANDS = 10, 20, 6
 NODES = AXES + LOOPS + OPERANDS
 NODE_FEATURES = 32
 EDGES = 192
+PAIRS = (EDGES - 4 * LOOPS + 2) // 2  # of an axis and an operand, joined both ways
 EDGE_FEATURES = 8
 CANDIDATES = 64
 CANDIDATE_FEATURES = 16
@@ -87,8 +88,7 @@ def legal_action(mask: np.ndarray, action: int) -> int:
 def in_domain(nest: Nest) -> bool:
     """Whether a nest fits the slots of axes, operands and edges."""
     axes, operands = len(nest.axes), len(nest.operands)
-    fits = axes <= AXES and operands <= OPERANDS
-    return fits and 2 * axes * operands + 4 * LOOPS - 2 <= EDGES
+    return axes <= AXES and operands <= OPERANDS and axes * operands <= PAIRS
 
 
 def shapes(table: ActionTable) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -81,7 +81,8 @@ def nest_of(source: Any) -> Nest:
 def schedule_of(source: Any) -> Schedule:
     """`nest_of`, in the order of the loop tree around the multiplication or the reduction.
 
-    Raises `UnsupportedError` as that does, and where a loop ends in a tail that no step gives.
+    Raises `UnsupportedError` as that does, and `ScheduleError` where a tail lies inside another
+    loop over its axis, so that the steps are no multiples of one another.
     """
     nest, ir, tree = nest_of(source), ir_of(source), tree_of(source)
     compute, _ = stages_of(ir)

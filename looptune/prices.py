@@ -26,6 +26,8 @@ LINE_APART = 4.0  # the same, where rows lie apart: the prefetcher sees no strea
 LINE_FAR = 4.0  # on top, for an operand beyond the second-level cache
 PAGE_MISS = 7.0  # a page that the first-level TLB has not: a look-up in the second
 SET_CONFLICT = 8.0  # a line whose neighbours in the walk all fall into one cache set
+CROWDED = 1.5  # a line that others in its cache set have displaced since the last step
+WAY_BYTES = 4096  # of the first-level cache: lines so far apart share a set
 SWEEP_STEPS = 8  # reduction steps for each visit of the output in a sweep
 CHAIN_SLACK = 1.3  # out-of-order issue needs more chains than latency times ports
 LOAD_SHARE = 0.15  # a load that its port hides, but not all of the time
@@ -48,7 +50,8 @@ class Stream(NamedTuple):
 
     `each` for every vector or element, or where the rows of the tile lie along an axis of
     `across`, what that says; `once` besides. A panel of `panel` bytes a vector is nearer the
-    narrower it is.
+    narrower it is. Along an axis of `room`, so many rows keep their lines in the first-level cache
+    until the next step reads them again.
     """
 
     across: Mapping[int, float]
@@ -56,6 +59,7 @@ class Stream(NamedTuple):
     once: float
     panel: int = 0
     cache_bytes: tuple[int, ...] = ()
+    room: Mapping[int, int] = {}
 
     def cycles(self, reads: int, rows: int | None) -> float:
         """Cycles for so many vectors or elements of a tile with rows along an axis."""
@@ -63,7 +67,9 @@ class Stream(NamedTuple):
             near, far, _ = self.cache_bytes
             size = reads * self.panel
             return 0.0 if size <= near / 2 else reads * self.each * (1 + 4 * size / far)
-        return reads * self.across.get(-1 if rows is None else rows, self.each) + self.once
+        axis = -1 if rows is None else rows
+        crowded = min(reads, 2 * max(0, reads - self.room.get(axis, reads)))
+        return reads * self.across.get(axis, self.each) + CROWDED * crowded + self.once
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,15 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
         for a in nest.spatial
         if operand.stride_of(a)
     }
-    return Stream(across, line * step, miss)
+    room = {} if jumps else {a: room_along(operand, a, target) for a in across}
+    return Stream(across, line * step, miss, room=room)
+
+
+def room_along(operand: Operand, axis: int, target: Target) -> int:
+    """Rows along an axis whose lines the first-level cache holds at once, where each takes one."""
+    apart = abs(operand.stride_of(axis)) * operand.item_bytes
+    sets = min(WAY_BYTES // LINE_BYTES, WAY_BYTES // math.gcd(apart, WAY_BYTES))
+    return sets * (target.cache_bytes[0] // WAY_BYTES)
 
 
 def slides(operand: Operand, axis: int, nest: Nest) -> bool:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import looptune
+ROOT = Path(__file__).parents[1]  # the checkout, or where packages are installed
 
 
-def commit(root: Path | None = None) -> str:
+def commit(root: Path = ROOT) -> str:
     """The commit of the source checkout, `+` after it where files differ from it; the installed
     version where there is no checkout, or no git."""
-    place = Path(looptune.__file__).parents[1] if root is None else root
-    if not (place / ".git").exists():
-        return looptune.__version__
+    from looptune import __version__
+
+    if not (root / ".git").exists():
+        return __version__
     try:
-        found = git(place, "rev-parse", "HEAD")
-        changed = git(place, "status", "--porcelain", "--untracked-files=no")
+        found = git(root, "rev-parse", "HEAD")
+        changed = git(root, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
-        return looptune.__version__
+        return __version__
     return found + "+" * bool(changed)
 
 

@@ -26,7 +26,9 @@ from looptune.schedule import Schedule
 from looptune.target import Target
 
 SECONDS = 0.25  # of computing that the beam takes at most, many times what it should take
-WORTHWHILE = 0.02  # cautious gain to leave the default for: on problems unseen, a third fewer losses
+WORTHWHILE = (
+    0.02  # cautious gain to leave the default for: on problems unseen, a third fewer losses
+)
 DTYPES = ("float32", "float64")  # that it was trained on
 
 

@@ -18,7 +18,7 @@ import torch
 from looptune.construct import STOP, TABLE, Construction, decisions_of
 from looptune.errors import ScheduleError
 from looptune.graph import Observation, shapes
-from looptune.models.dataset import Problem
+from looptune.models.dataset import MeasuredProblem
 from looptune.models.network import PolicyNetwork
 from looptune.propose import ModelValue, expert
 
@@ -70,8 +70,11 @@ class Demonstrations:
             state = start
             for action in path:
                 state = state.take(action)
-            if not state.mask[chosen > 0].all():
-                raise ScheduleError("a demonstration takes what the mask forbids")
+            forbidden = np.flatnonzero((chosen > 0) & (state.mask == 0)).tolist()
+            if forbidden:
+                raise ScheduleError(
+                    f"after {list(path)} a demonstration takes what the mask forbids: {forbidden}"
+                )
             compact = {
                 name: array.astype(np.float16) if array.dtype == np.float32 else array
                 for name, array in state.observe().items()
@@ -87,7 +90,7 @@ class Demonstrations:
 
 
 def from_measurements(
-    problems: Iterable[Problem], progress: Callable[[], object] = lambda: None
+    problems: Iterable[MeasuredProblem], progress: Callable[[], object] = lambda: None
 ) -> Demonstrations:
     """What was measured, and the default, as demonstrations; what today's constructions do not
     reach is left out."""

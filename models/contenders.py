@@ -18,8 +18,7 @@ from looptune.default import share
 from looptune.errors import ScheduleError
 from looptune.ir import Nest
 from looptune.models.advise import outside
-from looptune.models.dataset import Problem as MeasuredProblem
-from looptune.models.dataset import load
+from looptune.models.dataset import MeasuredProblem, load
 from looptune.models.inference import Policy
 from looptune.propose import (
     ModelValue,

@@ -31,7 +31,7 @@ CACHES = 3  # levels of a target's
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSchedule:
     """One schedule: `mean` and `sd` of log(default's time / its time) over `n` rounds.
 
     `actions` are primitives (`looptune.schedule.replay`), `decisions` those of the construction
@@ -54,24 +54,24 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Problem:
+class MeasuredProblem:
     """A nest on a target, with the schedules that were measured on it: one at least."""
 
     nest: Nest
     target: Target
     threads: int
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredSchedule, ...]
 
     def __post_init__(self) -> None:
         check_whole("threads", self.threads, 1)
         if not self.rows:
             raise MeasurementError("no rows; one at least would do")
 
-    def schedule(self, row: Measured) -> Schedule:
+    def schedule(self, row: MeasuredSchedule) -> Schedule:
         """The schedule of a row; raises `ScheduleError` if it is of another problem."""
         return replay(self.nest, row.actions)
 
-    def construction(self, row: Measured) -> Construction:
+    def construction(self, row: MeasuredSchedule) -> Construction:
         """The construction that led to a row; raises `ScheduleError` if today's leads elsewhere."""
         state = Construction(self.nest, self.target, self.threads)
         for action in row.decisions:
@@ -79,7 +79,7 @@ class Problem:
         return state
 
 
-def load(path: str | os.PathLike[str] | None = None) -> Iterator[Problem]:
+def load(path: str | os.PathLike[str] | None = None) -> Iterator[MeasuredProblem]:
     """The problems of a file, of the shipped one unless told otherwise.
 
     Raises `MeasurementError` for a file that is none, and says which line is wrong.
@@ -102,7 +102,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Iterator[Problem]:
         raise MeasurementError(f"{place}, line {number}: no measurements: {reason}") from reason
 
 
-def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> Problem:
+def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> MeasuredProblem:
     """A problem from its line; the header tells the caches of the machine."""
     caches = tuple(header["caches"])
     for size in caches:
@@ -111,14 +111,14 @@ def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> Problem:
         raise MeasurementError(f"caches {caches}; sizes of {CACHES} levels would do")
     target = replace(target_named(line["target"]), cache_bytes=caches)
     rows = tuple(
-        Measured(
+        MeasuredSchedule(
             tuple(row["decisions"]),
             tuple((name, tuple(map(frozen, arguments))) for name, arguments in row["actions"]),
             row["n"], row["mean"], row["sd"],
         )
         for row in line["rows"]
     )  # fmt: skip
-    return Problem(nest_from_json(line["nest"]), target, line["threads"], rows)
+    return MeasuredProblem(nest_from_json(line["nest"]), target, line["threads"], rows)
 
 
 def check_whole(name: str, value: object, least: int) -> None:

@@ -81,7 +81,9 @@ class EvalConfig:
                 f"budgets={self.budgets}, best={self.best}: seconds of at least 0 would do"
             )
         if self.model and self.best:
-            raise ArgumentError("best is for measured evaluations: the cost model takes no time")
+            raise ArgumentError(
+                f"best={self.best} with model=True: the cost model takes no time; best=0 would do"
+            )
         if not self.model and thread_count(self.threads) != self.threads:
             raise ArgumentError(
                 f"threads={self.threads}, but this process may use {thread_count(self.threads)}"

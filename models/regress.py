@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from looptune.errors import ScheduleError
-from looptune.models.dataset import Problem
+from looptune.models.dataset import MeasuredProblem
 from looptune.models.gain import FARTHEST, FEATURES, HIDDEN, MEMBERS, GainModel, described, shapes
 
 WORST, MOST = -0.4, 1.5  # of a gain's logarithm: what is worse is bad enough
@@ -39,7 +39,9 @@ class Table:
     problem: np.ndarray
 
 
-def table_of(problems: Sequence[Problem], progress: Callable[[], object] = lambda: None) -> Table:
+def table_of(
+    problems: Sequence[MeasuredProblem], progress: Callable[[], object] = lambda: None
+) -> Table:
     """All rows of all problems; those that today's constructions no longer reach are left out."""
     features, gains, weights, numbers = [], [], [], []
     for number, problem in enumerate(problems):

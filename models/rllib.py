@@ -28,14 +28,13 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune import register_env
 from torch import Tensor
 
-import looptune
 from looptune.errors import ArgumentError
 from looptune.models.architecture import Architecture, architecture_from_json
 from looptune.models.network import PolicyNetwork
-from looptune.models.ppo import PPOConfig, keep, kept, rate_at
+from looptune.models.ppo import PPOConfig, Report, keep, kept, rate_at
+from looptune.provenance import ROOT
 
 CONSTRUCT = "looptune.envs:looptune/Construct-v0"
-Report = Callable[[dict[str, float]], None]
 
 
 class GraphModule(TorchRLModule, ValueFunctionAPI):
@@ -282,15 +281,14 @@ def cluster(configuration: Configuration, address: str | None = None) -> Iterato
     # Sockets lie in the folder, and their names must be short.
     with tempfile.TemporaryDirectory(prefix="lt", ignore_cleanup_errors=True) as folder:
         if address is None:
-            # The workers import this looptune.
-            root = str(Path(looptune.__file__).parents[1])
             ray.init(
                 num_cpus=runners + 1,
                 resources=wanted,
                 include_dashboard=False,
                 log_to_driver=False,
                 _temp_dir=folder,
-                runtime_env={"env_vars": {"PYTHONPATH": root}},
+                # The workers import this looptune.
+                runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
             )
         else:
             ray.init(address=address, log_to_driver=False)

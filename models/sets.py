@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Problem:
+class NamedNest:
     """A nest with the name that tells where it comes from."""
 
     id: str
@@ -44,9 +44,9 @@ def evenly(items: Sequence[T], most: int | None) -> list[T]:
     return [items[at * len(items) // most] for at in range(most)]
 
 
-def of_suites(workloads: Iterable[Workload], kinds: Sequence[str]) -> list[Problem]:
+def of_suites(workloads: Iterable[Workload], kinds: Sequence[str]) -> list[NamedNest]:
     """Those of modest size that are one nest which a policy can see; no nest twice."""
-    found: dict[str, Problem] = {}
+    found: dict[str, NamedNest] = {}
     for workload in workloads:
         fits = workload.kind in kinds and workload.flops in FLOPS
         if not fits or workload.dtype != "float32":
@@ -56,35 +56,35 @@ def of_suites(workloads: Iterable[Workload], kinds: Sequence[str]) -> list[Probl
         except UnsupportedError:
             continue
         if len(nests) == 1 and in_domain(nests[0]):
-            found.setdefault(nests[0].key, Problem(workload.id, nests[0]))
+            found.setdefault(nests[0].key, NamedNest(workload.id, nests[0]))
     return list(found.values())
 
 
-def paper_set() -> list[Problem]:
+def paper_set() -> list[NamedNest]:
     """LoopTune's 25, then some of the fifth of its others."""
     named = {workload.id: workload for workload in load("looptune-all")}
     others = [named[name] for name in evenly(paper_matmuls(), PAPER)]
     return of_suites((*load("looptune-test"), *others), ["matmul"])
 
 
-def unlike_set() -> list[Problem]:
+def unlike_set() -> list[NamedNest]:
     """Matmuls of other sizes."""
     return [
-        Problem(f"unlike/mm{m}_{k}_{n}", matmul(m, n, k).nests[0]) for m, n, k in unlike_matmuls()
+        NamedNest(f"unlike/mm{m}_{k}_{n}", matmul(m, n, k).nests[0]) for m, n, k in unlike_matmuls()
     ]
 
 
-def convolution_set() -> list[Problem]:
+def convolution_set() -> list[NamedNest]:
     """Convolutions of networks and benchmarks, of all kinds."""
     return evenly(of_suites(shipped(), CONVOLUTIONS), SUITES)
 
 
-def contraction_set() -> list[Problem]:
+def contraction_set() -> list[NamedNest]:
     """Contractions, as they are and in other sizes, batched matmuls and other einsums."""
     return evenly([*of_suites(shipped(), CONTRACTIONS), *resized()], SUITES)
 
 
-def resized() -> list[Problem]:
+def resized() -> list[NamedNest]:
     """The contractions of held-out patterns in sizes of their own, drawn from a seed."""
     found = []
     for number, workload in enumerate(w for w in shipped() if w.suite == "tccg-small"):
@@ -96,11 +96,11 @@ def resized() -> list[Problem]:
             (nest,) = einsum(workload.record["einsum"], sizes=sizes).nests
             flops = nest.flops
         if is_held_out(nest):
-            found.append(Problem(f"{workload.id}/resized", nest))
+            found.append(NamedNest(f"{workload.id}/resized", nest))
     return found
 
 
-SETS: dict[str, Callable[[], list[Problem]]] = {
+SETS: dict[str, Callable[[], list[NamedNest]]] = {
     "matmul": paper_set,
     "unlike-matmul": unlike_set,
     "convolution": convolution_set,
@@ -108,7 +108,7 @@ SETS: dict[str, Callable[[], list[Problem]]] = {
 }
 
 
-def problems(name: str, most: int | None = None) -> list[Problem]:
+def problems(name: str, most: int | None = None) -> list[NamedNest]:
     """The problems of a set, or so many of them; raises `ArgumentError` for an unknown set."""
     if name not in SETS:
         raise ArgumentError(f"set {name!r} is none of {list(SETS)}")

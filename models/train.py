@@ -226,7 +226,7 @@ class Job:
 Made = tuple[PolicyNetwork, GainModel | None, Mapping[str, float]]
 
 
-def problems_of(job: Job) -> list[dataset.Problem]:
+def problems_of(job: Job) -> list[dataset.MeasuredProblem]:
     """The measurements."""
     found = list(dataset.load(job.config.data))
     job.report({"problems": float(len(found)), "rows": float(sum(len(p.rows) for p in found))})

@@ -75,7 +75,7 @@ def test_matmuls_of_those_that_have_no_convolution(name: str) -> None:
     needs(name)
     problem = Problem(workload_of(MATMUL))
     verify(problem.plan, problem.arrays, build(contender_named(name), problem).result())
-    with pytest.raises(LooptuneError):
+    with pytest.raises(LooptuneError, match=r"not for test/conv|no call|would do|are compiled"):
         build(contender_named(name), Problem(workload_of(CONV)))
 
 
@@ -170,7 +170,17 @@ def test_the_25_matmuls_and_the_long_run_on_two() -> None:
     jobs = matmul25.jobs(["numpy", "torch"], None, long=True)
     assert [workload for workload, _ in jobs] == list(load("looptune-test"))
     assert [len(contenders) for _, contenders in jobs[:3]] == [3, 3, 2]
-    assert matmul25.summary({})["paper"]["AutoTVM"] == 1.08
+
+
+def test_what_the_policy_gains_on_the_25() -> None:
+    row = {"looptune/default": {"ratio": 1.0, "tune_s": 0.1},
+           "looptune/policy": {"ratio": 0.5, "tune_s": 2.0},
+           "tvm/metaschedule@64": {"ratio": 4.0, "tune_s": 200.0}}  # fmt: skip
+    found = matmul25.summary({"a": row})
+    assert found["policy over default"]["looptune/default"]["geomean"] == pytest.approx(2)
+    assert found["looptune/policy"]["tvm/metaschedule@64"]["geomean"] == pytest.approx(8)
+    assert found["tuning, MetaSchedule's over the policy's"] == pytest.approx(100)
+    assert matmul25.summary({})["tuning, MetaSchedule's over the policy's"] is None
 
 
 @pytest.mark.parametrize("name", ["gcc", "llvmlite"])

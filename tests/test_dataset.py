@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.dataset import decisions
-from looptune.construct import Construction
+from looptune.construct import decisions_of
 from looptune.errors import MeasurementError
 from looptune.models.dataset import load
 from looptune.worker import nest_to_json
@@ -24,11 +23,10 @@ EXAMPLE = {"schema": 1, "caches": [32768, 1048576, 33554432]}
 
 def test_rows_lead_to_the_same_schedule_by_both_roads() -> None:
     for problem in islice(load(), 25):
-        start = Construction(problem.nest, problem.target, problem.threads)
         for row in problem.rows:
             state = problem.construction(row)
             assert problem.schedule(row).identity == state.schedule.identity
-            assert tuple(decisions(state, start)) == row.decisions
+            assert decisions_of(state) == row.decisions
             assert row.n > 1
             assert row.sd >= 0
 

@@ -7,14 +7,14 @@ import pytest
 from random_nests import random_nest
 from test_lower import conv, nest_of
 
-from looptune.default import default_schedule
+from looptune.default import cheapest, default_schedule
 from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.lower import form_of, lower
 from looptune.lower.form import tile_size
 from looptune.program import walk
 from looptune.schedule import Schedule, replay
 from looptune.target import TARGETS
-from looptune.workloads import einsum
+from looptune.workloads import einsum, matmul
 
 NESTS = {
     "matmul": nest_of("mk,kn->mn", m=112, k=208, n=256),
@@ -125,3 +125,13 @@ def test_random_nests_have_a_default():
 def test_little_work_is_not_shared():
     small = nest_of("mk,kn->mn", m=16, k=16, n=64)
     assert default_schedule(small, TARGETS["avx2"], threads=2).parallel is None
+
+
+@pytest.mark.parametrize("k", [1000, 1024, 2048])
+def test_rows_that_share_a_cache_set_are_no_more_than_it_has_ways(k: int) -> None:
+    """Rows of 4,096 bytes begin in one set: a ninth displaces the first before the next step."""
+    (nest,) = matmul(128, 128, k).nests
+    option = cheapest(nest, TARGETS["avx512"])
+    assert option is not None
+    rows = dict(option.tile)[0]
+    assert rows <= 8 if k % 1024 == 0 else rows > 8

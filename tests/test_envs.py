@@ -26,7 +26,7 @@ from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
 from looptune.search import SPLITS  # noqa: E402
 from looptune.target import target_named  # noqa: E402
-from looptune.workloads import conv2d, matmul  # noqa: E402
+from looptune.workloads import conv2d, einsum, matmul  # noqa: E402
 
 IDS = sorted(ENVIRONMENTS)
 GRAPHS = [name for name in IDS if "LoopTune" not in name]
@@ -192,6 +192,14 @@ def test_unknown_settings_are_told(name: str, wrong: dict[str, str]) -> None:
 def test_unknown_options_are_told(name: str) -> None:
     with pytest.raises(ArgumentError, match="nets"):
         made(name).reset(options={"nets": 1})
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_nest_without_room_is_told(name: str) -> None:
+    letters = "abcdefghijk"
+    (nest,) = einsum(f"{letters},k->{letters[:-1]}", sizes=dict.fromkeys(letters, 2)).nests
+    with pytest.raises(ArgumentError, match="11 axes and 3 operands; up to 10 and 6"):
+        made(name).reset(options=options(Problem(nest, AVX2)))
 
 
 def test_an_unknown_start_is_told() -> None:
@@ -395,7 +403,7 @@ def test_actions_have_names() -> None:
 # LoopTune-v0
 
 
-def paper(*actions: str, nest: Any = MATMUL.nest) -> looptune_v0.Walk:
+def paper(*actions: str, nest: Any = MATMUL.nest) -> looptune_v0.CursorWalk:
     env = made("looptune/LoopTune-v0")
     env.reset(options=options(Problem(nest, AVX2)))
     for action in actions:
@@ -475,7 +483,7 @@ def test_what_cannot_be_lowered_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> 
         raise LoweringError("no")
 
     monkeypatch.setattr(looptune_v0, "predict", refuse)
-    assert looptune_v0.modelled(MATMUL, Schedule(MATMUL.nest)) == 0.0
+    assert looptune_v0.modelled_rate(MATMUL, Schedule(MATMUL.nest)) == 0.0
 
 
 def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
@@ -485,7 +493,7 @@ def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
 
 @pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
 def test_rates_can_be_measured() -> None:
-    rate = looptune_v0.Measured()
+    rate = looptune_v0.MeasuredRate()
     found = rate(MATMUL, Schedule(MATMUL.nest))
     assert 0 < found < 1.5
     assert rate(MATMUL, Schedule(MATMUL.nest)) == found
@@ -496,4 +504,4 @@ def test_a_kernel_that_fails_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> Non
         raise LoweringError("no")
 
     monkeypatch.setattr(looptune_v0, "build", refuse)
-    assert looptune_v0.Measured()(MATMUL, Schedule(MATMUL.nest)) == 0.0
+    assert looptune_v0.MeasuredRate()(MATMUL, Schedule(MATMUL.nest)) == 0.0

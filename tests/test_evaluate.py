@@ -37,11 +37,10 @@ from looptune.models.contenders import (
     neighbours_of,
     static_tile,
 )
-from looptune.models.dataset import Measured
-from looptune.models.dataset import Problem as MeasuredProblem
+from looptune.models.dataset import MeasuredProblem, MeasuredSchedule
 from looptune.models.evaluate import EvalConfig, Timing, counted, exact, expired, read
 from looptune.models.figures import Row, bootstrap, capture, of_contender, summary, table
-from looptune.models.sets import SETS, Problem, evenly, problems
+from looptune.models.sets import SETS, NamedNest, evenly, problems
 from looptune.schedule import Schedule, parse_order
 from looptune.target import target_named
 from looptune.workloads import conv2d, matmul
@@ -60,7 +59,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of small problems, and no neighbours, which take a second to read."""
     sizes = {"matmul": [(12, 24, 8), (40, 72, 9)], "contraction": [(5, 18, 11)]}
     for name, listed in sizes.items():
-        found = [Problem(f"{name}/{m}", matmul(m, n, k).nests[0]) for m, n, k in listed]
+        found = [NamedNest(f"{name}/{m}", matmul(m, n, k).nests[0]) for m, n, k in listed]
         monkeypatch.setitem(SETS, name, lambda found=found: found)
     monkeypatch.setattr(contenders, "shipped_neighbours", dict)
     monkeypatch.setattr(evaluate, "shipped_neighbours", dict)
@@ -204,7 +203,7 @@ class TestContenders:
             assert by_neighbour(task(), known).identity == start.schedule.identity
 
     def test_neighbours_keep_the_best_that_gained(self) -> None:
-        rows = tuple(Measured((n,), (), 7, mean, 0.0) for n, mean in ((3, 0.1), (4, 0.2)))
+        rows = tuple(MeasuredSchedule((n,), (), 7, mean, 0.0) for n, mean in ((3, 0.1), (4, 0.2)))
         lost = tuple(replace(row, mean=-row.mean) for row in rows)
         listed = [MeasuredProblem(NEST, AVX2, 1, each) for each in (rows, lost)]
         (found,) = neighbours_of(listed).values()
@@ -240,7 +239,7 @@ class TestConfig:
         with pytest.raises(UnsupportedError, match="'vax' is none of"):
             _ = EvalConfig(model=True, target="vax").targets
         monkeypatch.setattr("looptune.host.host_isas", lambda cpuinfo=None: ())
-        with pytest.raises(UnsupportedHostError):
+        with pytest.raises(UnsupportedHostError, match="no supported instruction set"):
             _ = EvalConfig().targets
 
 

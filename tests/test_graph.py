@@ -6,21 +6,18 @@ import pytest
 from looptune.construct import STOP, TABLE, Construction
 from looptune.graph import (
     AXES,
-    EDGES,
     LOOPS,
     MACHINE_FEATURES,
     NODES,
     OPERANDS,
-    WORLD_FEATURES,
     ActionTable,
     in_domain,
     observe,
     shapes,
 )
-from looptune.outlook import FEATURES
 from looptune.schedule import Schedule, pack, parallel, split, vectorize
 from looptune.target import target_named
-from looptune.workloads import conv2d, einsum, matmul
+from looptune.workloads import conv2d, einsum, fuse, matmul
 from looptune.workloads.generate import draw
 
 AVX2 = target_named("avx2")
@@ -30,8 +27,11 @@ def seen(schedule: Schedule, **options: object) -> dict[str, np.ndarray]:
     return observe(schedule, AVX2, 1, np.ones(TABLE.size, np.int8), **options)  # type: ignore[arg-type]
 
 
-def test_the_world_has_room_for_the_outlook() -> None:
-    assert WORLD_FEATURES == MACHINE_FEATURES + FEATURES
+def test_the_outlook_stands_behind_the_machine() -> None:
+    state = Construction(matmul(64, 64, 64).nests[0], AVX2)
+    world = state.observe()["world"]
+    np.testing.assert_array_equal(world[MACHINE_FEATURES:], state.outlook)
+    assert world[MACHINE_FEATURES:].any()
 
 
 def test_an_action_table_lays_its_kinds_out_one_after_another() -> None:
@@ -116,12 +116,18 @@ def test_steps_left_are_seen() -> None:
     assert worlds[0] > worlds[1]
 
 
-def test_nests_with_too_many_edges_are_outside_of_the_domain() -> None:
+def test_nests_with_too_many_axes_operands_or_edges_are_outside_of_the_domain() -> None:
     assert in_domain(conv2d((1, 8, 9, 9), (8, 8, 3, 3)).nests[0])
-    letters = "abcdefghijklmnopqrst"
-    wide = einsum(f"{letters},{letters}->{letters}", sizes=dict.fromkeys(letters, 2)).nests[0]
-    assert not in_domain(wide)
-    assert EDGES == 192
+    letters = "abcdefghijk"
+    axes = einsum(f"{letters},{letters}->{letters}", sizes=dict.fromkeys(letters, 2))
+    operands = fuse(matmul(4, 5, 6), ",".join(["residual"] * 4))
+    sizes = dict.fromkeys(letters[:AXES], 2)
+    narrow = einsum(f"{letters[:AXES]},j->{letters[:9]}", sizes=sizes)
+    edges = fuse(narrow, ",".join(["residual"] * 3))
+    assert [len(plan.nests[0].axes) for plan in (axes, edges)] == [AXES + 1, AXES]
+    assert [len(plan.nests[0].operands) for plan in (operands, edges)] == [OPERANDS + 1, OPERANDS]
+    assert in_domain(narrow.nests[0])
+    assert not any(in_domain(plan.nests[0]) for plan in (axes, operands, edges))
 
 
 def test_an_empty_nest_can_only_stop() -> None:

@@ -16,7 +16,6 @@ from looptune.program import FORMAT_BYTES, Format, GatherAs, LoadAs, ScatterAs, 
 
 PART = 16  # bytes of an xmm register
 ORDERED = Immediate(7)
-TERNARY_ONES = Immediate(0xFF)
 EVEN_QUARTERS = Immediate(0b1000)  # 64-bit parts 0 and 2 of four
 
 LaneMask = Callable[[int], tuple[bytes, int]]  # lanes -> setup code, mask register
