@@ -124,7 +124,8 @@ def panelable(nest: Nest, operand: Operand, axis: int, least: int) -> bool:
 def cacheable(nest: Nest, vector: int) -> bool:
     """Whether vectors of the output are scattered, and collecting them first is possible."""
     output = nest.output
-    single = all(sum(map(bool, dim.coefficients)) <= 1 for dim in output.dims)
+    walks = [dim.coefficients for dim in output.dims]
+    single = all(sum(map(bool, each)) <= 1 for each in (*walks, *zip(*walks, strict=True)))
     return single and nest.axes[vector].extent > 1 and output.stride_of(vector) not in (0, 1)
 
 

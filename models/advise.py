@@ -25,7 +25,7 @@ from looptune.propose import NARROW, Reach, by_worth, proposals
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-SECONDS = 0.05  # that the beam takes at most, where it should take a third of it
+SECONDS = 0.25  # of computing that the beam takes at most, many times what it should take
 WORTHWHILE = (
     0.02  # cautious gain to leave the default for: on problems unseen, a third fewer losses
 )
@@ -78,12 +78,13 @@ def advise(
     threads: int = 1,
     seconds: float = SECONDS,
     reach: Reach = NARROW,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.thread_time,
 ) -> list[Advice]:
     """Schedules other than the default with what the policy expects of them, the best first; none
     if there are none, or the nest is `outside`.
 
-    `reach` bounds the beam, and so does the clock: after `seconds` it goes straight on.
+    `reach` bounds the beam, and after `seconds` of this thread's own time it goes straight on: what
+    else runs on the machine does not change the advice.
     """
     start = Construction(nest, target, threads)
     if outside(nest) or not start.offers:

@@ -167,7 +167,8 @@ def member(place: str, archive: zipfile.ZipFile, name: str, most: int) -> np.nda
 
 
 def check(place: object, name: str, array: object, shape: tuple[int, ...]) -> None:
-    """Raise `CheckpointError` unless an array is float32, of a shape, and finite."""
+    """Raise `CheckpointError` unless an array is float32, of a shape, and finite; what is divided
+    by must be positive."""
     if not isinstance(array, np.ndarray):
         raise CheckpointError(f"{place}: {name} is not there")
     if array.dtype != np.float32 or array.shape != shape:
@@ -176,3 +177,5 @@ def check(place: object, name: str, array: object, shape: tuple[int, ...]) -> No
         )
     if not np.isfinite(array).all():
         raise CheckpointError(f"{place}: {name} holds a number that is not finite")
+    if name == PREFIX + "scale" and array.min() <= 0:
+        raise CheckpointError(f"{place}: {name} holds {array.min()}; positive numbers would do")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from looptune.worker import nest_from_json
 SCHEMA = 1
 SHIPPED = "measured.jsonl.gz"
 LONGEST_LINE = 1 << 22
+CACHES = 3  # levels of a target's
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MeasuredSchedule:
     """One schedule: `mean` and `sd` of log(default's time / its time) over `n` rounds.
 
     `actions` are primitives (`looptune.schedule.replay`), `decisions` those of the construction
-    (`looptune.construct`) that led to it.
+    (`looptune.construct`) that led to it. Raises `MeasurementError` for what was not measured.
     """
 
     decisions: tuple[int, ...]
@@ -42,15 +44,28 @@ class MeasuredSchedule:
     mean: float
     sd: float
 
+    def __post_init__(self) -> None:
+        for action in self.decisions:
+            check_whole("a decision", action, 0)
+        check_whole("n", self.n, 1)
+        for name, value in (("mean", self.mean), ("sd", self.sd)):
+            if type(value) not in (int, float) or not math.isfinite(value):
+                raise MeasurementError(f"{name} is {value!r}; a finite number would do")
+
 
 @dataclass(frozen=True)
 class MeasuredProblem:
-    """A nest on a target, with the schedules that were measured on it."""
+    """A nest on a target, with the schedules that were measured on it: one at least."""
 
     nest: Nest
     target: Target
     threads: int
     rows: tuple[MeasuredSchedule, ...]
+
+    def __post_init__(self) -> None:
+        check_whole("threads", self.threads, 1)
+        if not self.rows:
+            raise MeasurementError("no rows; one at least would do")
 
     def schedule(self, row: MeasuredSchedule) -> Schedule:
         """The schedule of a row; raises `ScheduleError` if it is of another problem."""
@@ -75,21 +90,25 @@ def load(path: str | os.PathLike[str] | None = None) -> Iterator[MeasuredProblem
         with gzip.open(str(place), "rt", encoding="utf-8") as file:
             header = json.loads(file.readline(LONGEST_LINE))
             if header["schema"] != SCHEMA:
-                raise MeasurementError(f"{place}: schema {header['schema']!r}; {SCHEMA} would do")
+                raise MeasurementError(f"schema {header['schema']!r}; {SCHEMA} would do")
             while line := file.readline(LONGEST_LINE):
                 number += 1
                 yield problem_of(json.loads(line), header)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as reason:
-        raise MeasurementError(f"{place}, line {number}: no measurements: {reason}") from reason
     except LooptuneError as reason:
-        if isinstance(reason, MeasurementError):
-            raise
         raise MeasurementError(f"{place}, line {number}: {reason}") from reason
+    except (
+        OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError
+    ) as reason:  # fmt: skip
+        raise MeasurementError(f"{place}, line {number}: no measurements: {reason}") from reason
 
 
 def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> MeasuredProblem:
     """A problem from its line; the header tells the caches of the machine."""
     caches = tuple(header["caches"])
+    for size in caches:
+        check_whole("a cache", size, 1)
+    if len(caches) != CACHES:
+        raise MeasurementError(f"caches {caches}; sizes of {CACHES} levels would do")
     target = replace(target_named(line["target"]), cache_bytes=caches)
     rows = tuple(
         MeasuredSchedule(
@@ -100,6 +119,12 @@ def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> MeasuredPr
         for row in line["rows"]
     )  # fmt: skip
     return MeasuredProblem(nest_from_json(line["nest"]), target, line["threads"], rows)
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise `MeasurementError` unless a value is a whole number of at least so much."""
+    if type(value) is not int or value < least:
+        raise MeasurementError(f"{name} is {value!r}; a whole number of at least {least} would do")
 
 
 def frozen(argument: object) -> object:

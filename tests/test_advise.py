@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import looptune
 from looptune.construct import TABLE, Construction
 from looptune.default import default_schedule
 from looptune.errors import ArgumentTypeError, CheckpointError
-from looptune.models.advise import advise, outside, policy_of, shipped
+from looptune.models.advise import SECONDS, advise, outside, policy_of, shipped
 from looptune.models.architecture import Architecture
 from looptune.models.checkpoint import save
 from looptune.models.gain import GainModel
@@ -75,6 +77,24 @@ def test_what_members_differ_by_is_taken_off() -> None:
 def test_no_time_still_gives_a_schedule() -> None:
     now = iter(range(1000))
     assert advise(policy(0.1), NEST, AVX2, seconds=0.0, clock=lambda: float(next(now)))
+
+
+class Delayed(Policy):
+    """A policy whose process has to wait for a core."""
+
+    def log_probabilities(self, states: Sequence[Construction]) -> np.ndarray:
+        time.sleep(SECONDS)
+        return super().log_probabilities(states)
+
+
+def test_waiting_for_a_core_changes_no_advice() -> None:
+    fast = policy(0.1)
+    slow = Delayed(fast.architecture, fast.arrays, gain=fast.gain)
+    said = [
+        [(each.gain, each.schedule.actions) for each in advise(asked, NEST, AVX2)]
+        for asked in (fast, slow)
+    ]
+    assert said[0] == said[1]
 
 
 def test_what_a_nest_has_no_use_for_changes_no_advice() -> None:

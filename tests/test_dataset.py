@@ -12,9 +12,12 @@ import pytest
 from looptune.construct import decisions_of
 from looptune.errors import MeasurementError
 from looptune.models.dataset import load
+from looptune.worker import nest_to_json
+from looptune.workloads import matmul
 from looptune.workloads.held_out import is_held_out
 from looptune.workloads.suites import load as suite
 
+NEST = matmul(8, 8, 8).nests[0]
 EXAMPLE = {"schema": 1, "caches": [32768, 1048576, 33554432]}
 
 
@@ -54,6 +57,47 @@ def written(path: Path, *lines: str) -> Path:
 def test_files_that_are_none(tmp_path: Path, lines: list[str], message: str) -> None:
     path = written(tmp_path / "m.jsonl.gz", *lines)
     with pytest.raises(MeasurementError, match=message):
+        list(load(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threads": "x"}, "threads is 'x'; a whole number of at least 1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"rows": []}, "no rows; one at least would do"),
+        ({"n": 0}, "n is 0; a whole number of at least 1"),
+        ({"n": 1.5}, "n is 1.5"),
+        ({"n": True}, "n is True"),
+        ({"mean": None}, "mean is None; a finite number"),
+        ({"mean": float("nan")}, "mean is nan"),
+        ({"sd": float("inf")}, "sd is inf"),
+        ({"decisions": "x"}, "a decision is 'x'"),
+        ({"decisions": [-1]}, "a decision is -1; a whole number of at least 0"),
+        ({"caches": "abc"}, "a cache is 'a'"),
+        ({"caches": [1, 2]}, r"caches \(1, 2\); sizes of 3 levels"),
+        ({"caches": [1, 2, -3]}, "a cache is -3"),
+    ],
+)
+def test_values_that_nobody_measured(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    row = {"decisions": [], "actions": [], "n": 7, "mean": 0.1, "sd": 0.1}
+    line = {"nest": nest_to_json(NEST), "target": "avx2", "threads": 1, "rows": [row]}
+    parts = [dict(EXAMPLE), line, row]
+    path = written(tmp_path / "m.jsonl.gz", *map(json.dumps, parts[:2]))
+    assert len(list(load(path))) == 1
+    for part in parts:
+        part.update({name: changes[name] for name in changes if name in part})
+    path = written(tmp_path / "m.jsonl.gz", *map(json.dumps, parts[:2]))
+    with pytest.raises(MeasurementError, match=rf"line \d: {message}"):
+        list(load(path))
+
+
+@pytest.mark.parametrize("before", [[], [json.dumps(EXAMPLE)]])
+def test_lines_that_are_too_deep(tmp_path: Path, before: list[str]) -> None:
+    path = written(tmp_path / "m.jsonl.gz", *before, "[" * 200_000)
+    with pytest.raises(MeasurementError, match="no measurements: maximum recursion"):
         list(load(path))
 
 

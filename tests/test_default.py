@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from random_nests import random_nest
 from test_lower import conv, nest_of
 
 from looptune.default import cheapest, default_schedule
+from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.lower import form_of, lower
 from looptune.lower.form import tile_size
 from looptune.program import walk
@@ -97,6 +100,26 @@ def test_nothing_to_spread_over_lanes():
     for target in TARGETS.values():
         lower(Schedule(nest), target)
         lower(default_schedule(nest, target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_outputs_that_no_write_cache_can_hold(target):
+    """Vectors along a diagonal of the output are scattered, and between its elements are others."""
+    axes = (Axis("i", 31), Axis("k", 12, True), Axis("j", 2))
+    dims = (Dim(31, 62, (1, 0, 0)), Dim(31, 2, (1, 0, 0)), Dim(2, 1, (0, 0, 1)))
+    a = Operand("a", "float32", (Dim(12, 31, (0, 1, 0)), Dim(31, 1, (1, 0, 0))))
+    b = Operand("b", "float32", (Dim(12, 2, (0, 1, 0)), Dim(2, 1, (0, 0, 1))))
+    nest = Nest(axes, Operand("out", "float32", dims), (a, b))
+    schedule = default_schedule(nest, target)
+    assert schedule.vector == 0
+    lower(schedule, target)
+
+
+def test_random_nests_have_a_default():
+    for seed in range(500, 700):
+        nest = random_nest(np.random.default_rng(seed))
+        for target in TARGETS.values():
+            lower(default_schedule(nest, target), target)
 
 
 def test_little_work_is_not_shared():

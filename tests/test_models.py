@@ -178,7 +178,8 @@ def test_action_tables_that_are_none(table: ActionTable, message: str):
 def small_policy() -> Policy:
     rng = np.random.default_rng(0)
     architecture = Architecture(NO_NEST, 4, 1)
-    model = GainModel({n: rng.normal(size=s).astype(np.float32) for n, s in gain.shapes().items()})
+    arrays = {n: rng.normal(size=s).astype(np.float32) for n, s in gain.shapes().items()}
+    model = GainModel(arrays | {"scale": np.abs(arrays["scale"])})
     header = {"seed": 3, "stages": {"clone": {"agreement": 0.5}}}
     return Policy(architecture, random_arrays(rng, architecture), header, model)
 
@@ -338,6 +339,15 @@ def test_arrays_that_are_not_as_promised(tmp_path: Path, content: bytes, message
     path = written(tmp_path / "odd.npz", list((members | {"graph.bias.npy": content}).items()))
     with pytest.raises(CheckpointError, match=rf"odd\.npz: .*{message}"):
         checkpoint.load(path)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_scale_is_positive(tmp_path: Path, value: float):
+    """Features are divided by it."""
+    policy = small_policy()
+    policy.gain.arrays["scale"][3] = value
+    with pytest.raises(CheckpointError, match=rf"gain/scale holds {value}; positive numbers"):
+        checkpoint.save(tmp_path / "policy.npz", policy)
 
 
 def test_other_compressions_are_refused(tmp_path: Path):
