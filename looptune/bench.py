@@ -212,7 +212,7 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
     """Build, check and time one workload against the peers."""
     plan = workload.plan()
     start = time.perf_counter()
-    kernel = optimize(plan, target=target, threads=config.threads, verify=False)
+    kernel = optimize(plan, strategy="default", target=target, threads=config.threads, verify=False)
     tuned = time.perf_counter() - start
     report = kernel.report
     arrays = random_arrays(plan)

@@ -42,7 +42,7 @@ from looptune.measure import (
 )
 from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
-from looptune.search import STRATEGIES
+from looptune.search import STRATEGIES, STRATEGY
 from looptune.target import TARGETS
 from looptune.tune import Budget, Report, optimize
 from looptune.tune import compile as compile_plan
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
 
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--strategy", default="default", help=f"one of {sorted(STRATEGIES)}")
+    options.add_argument("--strategy", default=STRATEGY, help=f"one of {sorted(STRATEGIES)}")
     options.add_argument("--threads", type=count, default=None, help="of the kernel; default: 1")
     help_text = "seconds to search for, each candidate verified and timed in a process of its own"
     options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)

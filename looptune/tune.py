@@ -25,7 +25,7 @@ from looptune.oracle import Oracle
 from looptune.runtime.call import as_array, is_tensor
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
-from looptune.search import strategy_named
+from looptune.search import STRATEGY, strategy_named
 from looptune.target import Target, target_named
 from looptune.workloads import einsum, fuse
 from looptune.workloads.einsum import check_dtype, whole_numbers
@@ -89,7 +89,7 @@ def optimize(
     sizes: Mapping[str, int] | None = None,
     dtype: str | None = None,
     epilogue: str | Sequence[str] | None = None,
-    strategy: str = "default",
+    strategy: str = STRATEGY,
     policy: object = None,
     budget: float | Budget | None = None,
     threads: int | None = None,
@@ -110,8 +110,10 @@ def optimize(
     `looptune.workloads`. `epilogue` names what follows: "bias,relu" (`looptune.workloads.fuse`);
     its arrays are further inputs.
 
-    `strategy` is one of `looptune.search.STRATEGIES`; "policy" asks a trained policy: the shipped
-    one, or `policy`, a checkpoint's path or a `looptune.models.inference.Policy`. With a `budget`
+    `strategy` is one of `looptune.search.STRATEGIES`. That of choice, "policy", asks a trained
+    policy: the shipped one, or `policy`, a checkpoint's path or a
+    `looptune.models.inference.Policy`; it leaves the schedule at the default where it knows nothing
+    better, and `kernel.report` says why. "default" asks nobody. With a `budget`
     (seconds, or a `Budget`) its candidates are verified and timed beside the default schedule, and
     the kernel is not slower than that beyond noise; without one they are ranked by the cost model
     (a policy's by what it learnt from measurements), and nothing is measured. What was measured is
