@@ -18,6 +18,7 @@ from gymnasium import spaces
 from looptune.envs.problem import (
     Problem,
     Problems,
+    check_problems,
     check_render_mode,
     chosen,
     named,
@@ -25,7 +26,16 @@ from looptune.envs.problem import (
 )
 from looptune.envs.rewards import LEAST, REWARDS, Gain, Measured, clipped, modelled
 from looptune.errors import ArgumentError
-from looptune.graph import AXES, OPERANDS, PAIRS, ActionTable, Observation, in_domain, shapes
+from looptune.graph import (
+    AXES,
+    OPERANDS,
+    PAIRS,
+    ActionTable,
+    Observation,
+    action_number,
+    in_domain,
+    shapes,
+)
 from looptune.schedule import Schedule
 
 ILLEGAL_PENALTY = -0.05
@@ -91,6 +101,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
     table: ClassVar[ActionTable]
+    others: ClassVar[tuple[str, ...]] = ()  # options of a reset beside those of a problem
 
     def __init__(
         self,
@@ -101,6 +112,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         render_mode: str | None = None,
         least: float = LEAST,
     ) -> None:
+        check_problems(problems)
         check_render_mode(render_mode)
         if not LEAST <= least <= 0:
             raise ArgumentError(f"least={least!r}; {LEAST} to 0 would do")
@@ -129,7 +141,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         """A new episode. Raises `ArgumentError` for unknown options and nests without slots."""
         super().reset(seed=seed)
         options = options or {}
-        self.problem = chosen(options, ("start",), self.problems, self.np_random)
+        self.problem = chosen(options, self.others, self.problems, self.np_random)
         if not in_domain(self.problem.nest):
             nest = self.problem.nest
             raise ArgumentError(
@@ -146,7 +158,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, Info]:
         """Take an action."""
-        number, before = int(action), self.state
+        number, before = action_number(action), self.state
         if before.done or not (0 <= number < self.table.size and before.mask[number]):
             self.refused += 1
             info = {"action_mask": before.mask, "illegal": True}

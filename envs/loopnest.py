@@ -365,6 +365,7 @@ class LoopNestEnv(GraphEnv):
     """
 
     table = TABLE
+    others = ("start",)
 
     def started(self, problem: Problem, options: Mapping[str, Any]) -> Walk:
         """The default schedule, or the untuned nest."""

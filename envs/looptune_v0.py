@@ -20,8 +20,16 @@ from gymnasium import spaces
 
 from looptune.build import build
 from looptune.cost import predict
-from looptune.envs.problem import Problem, Problems, check_render_mode, chosen, named
+from looptune.envs.problem import (
+    Problem,
+    Problems,
+    check_problems,
+    check_render_mode,
+    chosen,
+    named,
+)
 from looptune.errors import LooptuneError, LoweringError
+from looptune.graph import action_number
 from looptune.host import host_target
 from looptune.ir import Nest, Operand, plan_of
 from looptune.measure import measure, peak_flops
@@ -220,6 +228,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         reward: str | Rate = "model",
         render_mode: str | None = None,
     ) -> None:
+        check_problems(problems)
         check_render_mode(render_mode)
         self.problems = problems
         self.rate: Rate = named(reward, RATES)
@@ -256,7 +265,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         """Take an action; the tenth step truncates the episode."""
         walk, before = self.past[-1]
         spent = len(self.past) > HORIZON
-        found = None if spent else walk.after(int(action))
+        found = None if spent else walk.after(action_number(action))
         if found is None:
             reached = (walk, before)
         elif found.loops == walk.loops:

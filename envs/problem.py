@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from looptune.errors import ArgumentError
+from looptune.errors import ArgumentError, ArgumentTypeError
 from looptune.graph import in_domain
 from looptune.host import host_target, runs
 from looptune.ir import Nest
@@ -22,11 +22,20 @@ CACHE_FACTORS = (0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class Problem:
-    """A nest to be scheduled for a target, with so many threads."""
+    """A nest to be scheduled for a target, with so many threads. Raises `ArgumentTypeError` for
+    anything else."""
 
     nest: Nest
     target: Target
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, kind in (("nest", Nest), ("target", Target)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ArgumentTypeError(f"{name}={value!r}; a {kind.__name__} would do")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ArgumentTypeError(f"threads={self.threads!r}; a whole number from 1 would do")
 
 
 Problems = Callable[[np.random.Generator], Problem]
@@ -74,7 +83,7 @@ def chosen(
     Raises `ArgumentError` for options that are neither of a problem nor among `others`.
     """
     known = (*GIVEN, *others)
-    unknown = sorted(set(options) - set(known))
+    unknown = sorted(set(options) - set(known), key=str)
     if unknown:
         raise ArgumentError(f"options {unknown}; {list(known)} would do")
     given = {name: options[name] for name in GIVEN if name in options}
@@ -85,11 +94,19 @@ def chosen(
 
 def named(reward: str | Reward, rewards: Mapping[str, Callable[[], Reward]]) -> Reward:
     """A reward as it is, or by its name; raises `ArgumentError` with the names there are."""
-    if not isinstance(reward, str):
+    if callable(reward):
         return reward
-    if reward not in rewards:
+    if not isinstance(reward, str) or reward not in rewards:
         raise ArgumentError(f"reward={reward!r}; one of {sorted(rewards)} would do")
     return rewards[reward]()
+
+
+def check_problems(problems: object) -> None:
+    """Raise `ArgumentTypeError` for what draws no problems."""
+    if not callable(problems):
+        raise ArgumentTypeError(
+            f"problems={problems!r}; a function of a generator, as listed([...]) is, would do"
+        )
 
 
 def check_render_mode(mode: str | None) -> None:

@@ -12,14 +12,16 @@ loops and operands, then those of the whole nest (`ActionTable`).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import SupportsIndex
 
 import numpy as np
 
 from looptune.dtypes import ITEM_BYTES, is_whole
-from looptune.errors import ScheduleError
+from looptune.errors import ArgumentTypeError, ScheduleError
 from looptune.ir import Nest, Operand
 from looptune.outlook import FEATURES as OUTLOOK
 from looptune.schedule import Schedule
@@ -77,9 +79,17 @@ class ActionTable:
         return self.world_at + self.world
 
 
-def legal_action(mask: np.ndarray, action: int) -> int:
+def action_number(action: SupportsIndex) -> int:
+    """An action as an int, of any kind of whole numbers; raises `ArgumentTypeError`."""
+    try:
+        return operator.index(action)
+    except TypeError as reason:
+        raise ArgumentTypeError(f"action={action!r}; a whole number would do") from reason
+
+
+def legal_action(mask: np.ndarray, action: SupportsIndex) -> int:
     """An action as an int; raises `ScheduleError` unless `mask` allows it."""
-    number = int(action)
+    number = action_number(action)
     if not 0 <= number < len(mask) or not mask[number]:
         raise ScheduleError(f"action {number}; one of {np.flatnonzero(mask).tolist()} would do")
     return number

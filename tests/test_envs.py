@@ -20,7 +20,12 @@ from looptune.envs.episode import ILLEGAL_PENALTY, PATIENCE  # noqa: E402
 from looptune.envs.loopnest import TABLE, Walk, walk_from  # noqa: E402
 from looptune.envs.problem import Problem, drawn  # noqa: E402
 from looptune.envs.rewards import clipped, modelled  # noqa: E402
-from looptune.errors import ArgumentError, LoweringError, ScheduleError  # noqa: E402
+from looptune.errors import (  # noqa: E402
+    ArgumentError,
+    ArgumentTypeError,
+    LoweringError,
+    ScheduleError,
+)
 from looptune.graph import LOOPS, shapes  # noqa: E402
 from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
@@ -186,6 +191,63 @@ def test_unknown_settings_are_told(name: str, wrong: dict[str, str]) -> None:
     (value,) = wrong.values()
     with pytest.raises(ArgumentError, match=value):
         made(name).__class__(**wrong)
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nest": 3}, "nest=3; a Nest would do"),
+        ({"nest": matmul(8, 8, 8)}, "nest=Plan.*; a Nest would do"),
+        ({"target": "avx2"}, "target='avx2'; a Target would do"),
+        ({"nest": MATMUL.nest, "target": None}, "target=None; a Target would do"),
+        ({"threads": 0}, "threads=0; a whole number from 1 would do"),
+        ({"threads": 1.5}, "threads=1.5; a whole number"),
+        ({"threads": "x"}, "threads='x'; a whole number"),
+        ({3: 4, "nets": 5}, r"options \[3, 'nets'\]"),
+    ],
+)
+def test_options_of_another_kind(name: str, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        made(name).reset(options=given)
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"problems": None}, "problems=None; a function of a generator"),
+        ({"problems": [MATMUL]}, "as listed"),
+        ({"reward": None}, r"reward=None; one of \['measured', 'model'\]"),
+        ({"reward": 3}, "reward=3; one of"),
+    ],
+)
+def test_arguments_of_another_kind(name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        made(name, **arguments)
+
+
+def test_a_construction_starts_with_nothing() -> None:
+    with pytest.raises(ArgumentError, match=r"options \['start'\]"):
+        made("looptune/Construct-v0").reset(options={"start": "untuned"})
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("action", [1.7, "1", None, [1], np.array([1]), np.nan])
+def test_actions_that_are_no_whole_numbers(name: str, action: object) -> None:
+    env = made(name)
+    env.reset(seed=0)
+    with pytest.raises(ArgumentTypeError, match="; a whole number would do"):
+        env.step(action)
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("kind", [int, np.int8, np.uint16, np.int64, np.array])
+def test_actions_are_any_whole_numbers(name: str, kind: Any) -> None:
+    env = made(name)
+    _, info = env.reset(seed=0, options=options())
+    action = int(np.flatnonzero(info["action_mask"])[0])
+    assert not env.step(kind(action))[-1]["illegal"]
 
 
 @pytest.mark.parametrize("name", IDS)
