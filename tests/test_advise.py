@@ -15,7 +15,8 @@ import looptune
 from looptune.construct import TABLE, Construction
 from looptune.default import default_schedule
 from looptune.errors import ArgumentTypeError, CheckpointError
-from looptune.models.advise import SECONDS, advise, outside, policy_of, shipped
+from looptune.host import host_target
+from looptune.models.advise import SECONDS, advise, outside, policy_of, shipped, taken
 from looptune.models.architecture import Architecture
 from looptune.models.checkpoint import save
 from looptune.models.gain import GainModel
@@ -174,9 +175,16 @@ class TestOptimize:
         )  # fmt: skip
         assert "not trained on float16" in kernel.report.choices[0].note
 
+    def test_the_shipped_policy_is_asked_unless_told_otherwise(self) -> None:
+        kernel = looptune.optimize(PLAN, database=None)
+        assert kernel.report.strategy == "policy"
+        led = taken(advise(shipped(), NEST, host_target()))
+        expected = default_schedule(NEST, host_target()) if led is None else led.schedule
+        assert kernel.schedules == (expected,)
+
     def test_a_policy_is_for_its_strategy(self) -> None:
         with pytest.raises(ArgumentTypeError, match="strategy='policy', not 'default'"):
-            looptune.optimize(PLAN, policy=policy(0.1))
+            looptune.optimize(PLAN, strategy="default", policy=policy(0.1))
 
     def test_what_is_no_policy_is_refused(self) -> None:
         with pytest.raises(ArgumentTypeError, match="policy=7"):

@@ -281,10 +281,11 @@ def test_fifty_thousand_kernels_alive_at_once():
     from looptune.runtime.memory import install
 
     code = matmul_kernel(2, 2, 2).code_bytes
+    before = len(Path("/proc/self/maps").read_text().splitlines())
     held = [install(code) for _ in range(50_000)]
     assert len({item.address for item in held}) == 50_000
     assert all(item.address % 64 == 0 for item in held)
-    assert len(Path("/proc/self/maps").read_text().splitlines()) < 1_000
+    assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 500
 
 
 def test_memory_is_never_writable_and_executable():

@@ -10,6 +10,7 @@ import looptune
 from looptune import workloads
 from looptune.errors import (
     ArgumentTypeError,
+    CheckpointError,
     ScheduleError,
     SpecError,
     UnsupportedError,
@@ -60,7 +61,12 @@ def test_example_arrays_bring_strides_and_dtype():
         ({"m": 2, "n": 2, "k": 2, "strategy": "x"}, UnsupportedError, "'x' is none of"),
         ({"m": 2, "n": 2, "k": 2, "dtype": "int16"}, UnsupportedError, "'int16' is not supported"),
         ({"m": 2, "n": 2, "k": 2, "epilogue": "swish"}, SpecError, "'swish' is none of"),
-        ({"m": 2, "n": 2, "k": 2, "policy": "p"}, ArgumentTypeError, "strategy=.policy."),
+        (
+            {"m": 2, "n": 2, "k": 2, "strategy": "default", "policy": "p"},
+            ArgumentTypeError,
+            "strategy=.policy.",
+        ),
+        ({"m": 2, "n": 2, "k": 2, "policy": "p"}, CheckpointError, "p: no checkpoint"),
         ({"m": 2, "n": 2, "k": 2, "budget": -1}, SpecError, "budget: seconds=-1"),
         ({"m": 2, "n": 2, "k": 2, "target": "vax"}, UnsupportedError, "target 'vax' is none of"),
     ],
@@ -81,7 +87,7 @@ def test_bad_specs_are_named():
 
 
 def test_the_report_tells_where_the_time_went():
-    kernel = looptune.optimize(SPEC, m=8, n=8, k=8, budget=1.5)
+    kernel = looptune.optimize(SPEC, m=8, n=8, k=8, strategy="default", budget=1.5)
     assert kernel.origin == "default"
     assert kernel.report.verified
     assert kernel.report.budget.seconds == 1.5
