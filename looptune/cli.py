@@ -469,8 +469,8 @@ def run_eval(args: argparse.Namespace) -> int:
     from looptune.models.sets import SETS
 
     config = EvalConfig(
-        args.sets or tuple(SETS), args.most, args.threads, args.target, args.budgets, args.best,
-        args.model,
+        tuple(SETS) if args.sets is None else args.sets, args.most, args.threads, args.target,
+        args.budgets, args.best, args.model,
     )  # fmt: skip
     header, rows = evaluate(
         config, policy_of(args.policy), args.output, resume=args.resume, command=args.command

@@ -333,10 +333,24 @@ def begun(output: Path | None, header: Mapping[str, Any], resume: bool) -> list[
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """The header and the whole rows of a file; raises `ArgumentError` for one that is none."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         header = json.loads(first)
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {header['schema']!r}; {SCHEMA} would do")
-        return header, [Row(**json.loads(line)) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+        return header, [row_of(json.loads(line)) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         raise ArgumentError(f"{path} is no evaluation: {reason}") from reason
+
+
+def row_of(value: Mapping[str, Any]) -> Row:
+    """A row from its line; raises `ValueError` or `TypeError` for what no evaluation writes."""
+    row = Row(**value)
+    for name, text in asdict(row).items():
+        if name not in ("gains", "milliseconds") and not isinstance(text, str):
+            raise ValueError(f"{name} is {text!r}; a text would do")
+    for who, number in [*row.gains.items(), *row.milliseconds.items()]:
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise ValueError(f"{who!r} has {number!r}; a finite number would do")
+    if not row.error and row.best not in row.gains:
+        raise ValueError(f"best is {row.best!r}; one of {list(row.gains)} would do")
+    return row

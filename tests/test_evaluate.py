@@ -440,6 +440,44 @@ class TestFiles:
         with pytest.raises(ArgumentError, match="is of another machine"):
             evaluate.evaluate(config, policy(0.1), path, resume=True)
 
+    @pytest.mark.parametrize("text", ["", "{", json.dumps({"schema": 1})])
+    def test_a_header_that_was_cut_off_is_left_alone(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text(text)
+        with pytest.raises(ArgumentError, match="is no evaluation"):
+            self.run(path)
+        assert path.read_text() == text
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"set": ["x"]}, r"set is \['x'\]; a text would do"),
+            ({"error": 5}, "error is 5"),
+            ({"gains": {"default": "x"}}, "'default' has 'x'; a finite number"),
+            ({"gains": {"default": math.nan}}, "'default' has nan"),
+            ({"milliseconds": {"choice": None}}, "'choice' has None"),
+            ({"best": "nobody"}, "best is 'nobody'; one of"),
+            ({"gains": {}}, "best is 'default'; one of"),
+            ({"gains": 5}, "no attribute 'items'"),
+        ],
+    )
+    def test_rows_that_nobody_wrote(
+        self, tmp_path: Path, changes: dict[str, object], message: str
+    ) -> None:
+        path = tmp_path / "rows.jsonl"
+        self.run(path)
+        first, *_ = path.read_text().splitlines()
+        row = {"set": "matmul", "target": "avx2", "id": "x", "gains": {"default": 0.0}}
+        path.write_text(f"{first}\n{json.dumps(row | changes)}\n")
+        with pytest.raises(ArgumentError, match=f"is no evaluation: .*{message}"):
+            self.run(path)
+
+    def test_rows_that_are_too_deep(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("[" * 100_000 + "\n")
+        with pytest.raises(ArgumentError, match="is no evaluation: maximum recursion"):
+            self.run(path)
+
     @pytest.mark.parametrize(
         "text", ["", "not json\n", '{"schema": 2}\n', "[]\n", '{"schema": 1}\n{"sett": 1}\n']
     )
@@ -487,6 +525,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "code", "message"),
         [
+            ("--sets ,", 1, "some of"),
             ("--sets pool", 1, "sets ['pool']; some of"),
             ("--model --best 1", 1, "takes no time"),
             ("--budgets 0,soon", 2, "'soon' is no number of seconds"),
