@@ -11,8 +11,8 @@ import pytest
 
 from experiments import end_to_end, matmul25, matmul2197, tuning_curve, versus
 from experiments.contenders import Built, Contender, Problem, build, contender_named, process
-from experiments.contenders.arena import Arena, Rules
-from looptune.errors import ArgumentError, LooptuneError, VerificationError
+from experiments.contenders.arena import Arena, Lost, Rules
+from looptune.errors import ArgumentError, LooptuneError, MeasurementError, VerificationError
 from looptune.reference import verify
 from looptune.workloads.suites import Workload, load, parse_records
 
@@ -110,9 +110,25 @@ def test_a_process_that_dies_is_a_reason(arena: Arena) -> None:
     killed = arena.seats[contender].process
     assert killed is not None
     killed.kill()
-    row = arena.timed({"numpy": arena.sampler(contender)}, found := {})
+    row = arena.timed({str(contender): arena.sampler(contender)}, found := {})
     assert row == {}
-    assert "worker lost" in found["numpy"]["error"]
+    assert "worker lost" in found[str(contender)]["error"]
+
+
+def test_what_fails_while_it_is_timed_costs_the_others_nothing() -> None:
+    """It answers twice, so it is lost in the middle of a round."""
+    answers = iter([1e-5, 1e-5])
+
+    def dying(calls: int) -> float:
+        for seconds in answers:
+            return seconds
+        raise Lost("b/default", MeasurementError("worker lost"))
+
+    found: dict[str, dict[str, Any]] = {}
+    with Arena(Rules(rounds=3, seconds=0.01)) as arena:
+        samples = arena.timed({"a/default": lambda calls: 2e-5, "b/default": dying}, found)
+    assert list(samples) == ["a/default"]
+    assert found == {"b/default": {"error": "worker lost"}}
 
 
 def test_a_wrong_result_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:

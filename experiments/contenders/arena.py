@@ -73,7 +73,10 @@ class Arena(AbstractContextManager["Arena"]):
         def sample(calls: int) -> float:
             if self.rules.threads > 1:
                 time.sleep(SETTLE_SECONDS)
-            return float(answer_of(self.seats[contender], {"calls": calls})["seconds"])
+            try:
+                return float(answer_of(self.seats[contender], {"calls": calls})["seconds"])
+            except MeasurementError as reason:
+                raise Lost(str(contender), reason) from reason
 
         return sample
 
@@ -81,16 +84,22 @@ class Arena(AbstractContextManager["Arena"]):
         self, ready: Mapping[str, Sampler], found: dict[str, dict[str, Any]]
     ) -> dict[str, Samples]:
         """Samples in turns of all that can be called; the others' reasons go into `found`."""
-        able = {}
-        for name, sample in ready.items():
+        able = dict(ready)
+        while able:
             try:
-                sample(1)
-                able[name] = sample
-            except MeasurementError as reason:
-                found[name] = {"error": str(reason)}
-        if not able:
-            return {}
-        return interleave(able, rounds=self.rules.rounds, seconds=self.rules.seconds)
+                return interleave(able, rounds=self.rules.rounds, seconds=self.rules.seconds)
+            except Lost as lost:
+                found[lost.name] = {"error": str(lost)}
+                del able[lost.name]
+        return {}
+
+
+class Lost(MeasurementError):
+    """A contender that failed while it was timed, by name."""
+
+    def __init__(self, name: str, reason: MeasurementError) -> None:
+        super().__init__(str(reason))
+        self.name = name
 
 
 def figures(samples: Mapping[str, Samples], name: str, flops: int) -> dict[str, float]:
