@@ -8,6 +8,7 @@ goes on where its last iteration ended.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from looptune.errors import CheckpointError
 from looptune.graph import Observation
 from looptune.models.network import stacked
 
@@ -79,10 +81,15 @@ def keep(
 
 
 def kept(path: Path | None) -> Progress | None:
-    """Where a trainer was, if it has written that."""
+    """Where a trainer was, if it has written that; raises `CheckpointError` for a damaged file."""
     if path is None or not path.exists():
         return None
-    return Progress(**torch.load(path, weights_only=True))
+    try:
+        return Progress(**torch.load(path, weights_only=True))
+    except (OSError, EOFError, RuntimeError, TypeError, ValueError, pickle.PickleError) as reason:
+        raise CheckpointError(
+            f"{path} is damaged ({reason}); without it the stage begins anew"
+        ) from reason
 
 
 @dataclass

@@ -181,8 +181,10 @@ def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
         raise ArgumentError(f"{folder} holds a run; resume=True goes on with it")
     try:
         found = json.loads(place.read_text())
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise ArgumentError(f"{place} is damaged: {reason}") from reason
+    if not isinstance(found, dict):
+        raise ArgumentError(f"{place} is damaged: it holds {found!r}, no object")
     if found.get("config") != wanted["config"]:
         raise ArgumentError(f"{place} is of a run with other settings; its own would do")
     if "measured" in config.stages and found.get("machine") != wanted["machine"]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from looptune.cli import main
-from looptune.errors import ArgumentError
+from looptune.errors import ArgumentError, CheckpointError
 from looptune.provenance import commit
 
 torch = pytest.importorskip("torch")
@@ -128,9 +128,21 @@ def test_folders_that_are_of_another_run(config: train.TrainConfig, tmp_path: Pa
         train.run(replace(short, seed=1), run, resume=True)
     with pytest.raises(ArgumentError, match="holds other files"):
         train.run(short, tmp_path)
-    (run / "config.json").write_text("{")
-    with pytest.raises(ArgumentError, match="is damaged"):
-        train.run(short, run, resume=True)
+    for text in ("{", "[]", "null", "[" * 100_000):
+        (run / "config.json").write_text(text)
+        with pytest.raises(ArgumentError, match="is damaged"):
+            train.run(short, run, resume=True)
+
+
+def test_a_damaged_state_of_ppo_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.state"
+    assert ppo.kept(path) is None
+    torch.save([1, 2], path)
+    whole = path.read_bytes()
+    for content in (b"", b"nothing", whole[: len(whole) // 2], whole):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"model\.state is damaged"):
+            ppo.kept(path)
 
 
 def test_measured_stages_stay_on_their_machine(config: train.TrainConfig, tmp_path: Path) -> None:
