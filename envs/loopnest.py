@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from looptune.default import default_schedule
+from looptune.default import default_schedule, reread_at
 from looptune.envs.episode import GraphEnv
 from looptune.envs.problem import Problem
 from looptune.errors import ArgumentError, ScheduleError
@@ -93,12 +93,6 @@ class Ground:
 
     problem: Problem
     known: dict[Key, np.ndarray] = field(default_factory=dict)
-
-    @cached_property
-    def filled(self) -> tuple[bool, ...]:
-        """By operand, whether the nest reads outside of it."""
-        nest = self.problem.nest
-        return tuple(operand.needs_fill(nest.axes) for operand in nest.operands)
 
     def outlook(self, schedule: Schedule, key: Key) -> np.ndarray:
         """`looptune.outlook` of a schedule; the last few are remembered."""
@@ -237,15 +231,15 @@ class Walk:
             order = (*(d for d in plain if d != last[0]), last[0])
         if order != plain:
             yield 1, Pack(operand, order)
-        at = self.around(operand)
-        if at is not None:
+        at = reread_at(self.schedule, operand)
+        if at != "root":
             yield 2, Pack(operand, order, at)
 
     def packs_with(self, made: Pack) -> Packs:
         """The key's packs after one more, as `looptune.schedule.pack` would have them."""
         schedule = self.schedule
         instead = None
-        if self.ground.filled[made.operand] and schedule.pads(made):
+        if made.operand in self.problem.nest.padded and schedule.pads(made):
             instead = Pack(made.operand, tuple(range(len(made.order))))
         kept = [
             each
@@ -253,19 +247,6 @@ class Walk:
             if (each.operand, each.at) != (made.operand, made.at) and each != instead
         ]
         return tuple(sorted((p.operand, p.order, self.tree.depth(p)) for p in (*kept, made)))
-
-    def around(self, operand: int) -> int | None:
-        """The loop in which to pack an operand: the one around the outermost loop that reads (of
-        the output: adds to) its box again; None if that is outermost."""
-        nest = self.problem.nest
-        found = nest.operands[operand]
-        for at, loop in enumerate(self.schedule.loops):
-            still = (
-                nest.axes[loop.axis].reduction if operand == 0 else not found.stride_of(loop.axis)
-            )
-            if still and self.tree.trips[at] > 1:
-                return at - 1 if at else None
-        return None
 
     def applied(self, action: int) -> Schedule:
         """The schedule after an action; raises `ScheduleError` where it does not apply."""

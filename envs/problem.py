@@ -92,6 +92,12 @@ def chosen(
     return replace(problems(rng), **given)
 
 
+def pooled(problems: Problems, count: int, seed: int) -> list[Problem]:
+    """So many problems, drawn once."""
+    rng = np.random.default_rng(seed)
+    return [problems(rng) for _ in range(count)]
+
+
 def named(reward: str | Reward, rewards: Mapping[str, Callable[[], Reward]]) -> Reward:
     """A reward as it is, or by its name; raises `ArgumentError` with the names there are."""
     if callable(reward):

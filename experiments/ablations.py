@@ -42,7 +42,7 @@ from looptune.construct import Construction
 from looptune.envs.construct import ConstructEnv
 from looptune.envs.loopnest import LoopNestEnv
 from looptune.envs.looptune_v0 import LoopTuneEnv, paper_problems
-from looptune.envs.problem import Problem, Problems, drawn, listed, on_any_machine
+from looptune.envs.problem import Problem, Problems, drawn, listed, on_any_machine, pooled
 from looptune.envs.rewards import clipped, modelled
 from looptune.graph import TARGET_FEATURES, ActionTable, Observation, shapes
 from looptune.models.architecture import Architecture
@@ -117,12 +117,6 @@ class Untuned(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         return self.env.reset(seed=seed, options={**(options or {}), "start": "untuned"})
 
 
-def pooled(source: str, count: int, seed: int) -> list[Problem]:
-    """So many problems of a source."""
-    rng = np.random.default_rng(seed)
-    return [SOURCES[source](rng) for _ in range(count)]
-
-
 def environment_of(cell: Cell, problems: Problems) -> Environment:
     """An environment as the cell sees it."""
     if cell.space == "looptune":
@@ -167,11 +161,11 @@ def trained(
     network = network_of(cell)
     if "cloning" in cell.learns:
         assert isinstance(network, PolicyNetwork)
-        pool = pooled(cell.source, max(8, steps // 100), seed + 2)
+        pool = pooled(SOURCES[cell.source], max(8, steps // 100), seed + 2)
         starts = [Construction(each.nest, each.target, each.threads) for each in pool]
         clone(network, from_beam(starts, WIDTH), CloneConfig(epochs=20, seed=seed), report)
     if "ppo" in cell.learns:
-        problems = listed(pooled(cell.source, POOL, seed + 1))
+        problems = listed(pooled(SOURCES[cell.source], POOL, seed + 1))
         settings = PPOConfig(steps=steps, seed=seed)
         environments = [environment_of(cell, problems) for _ in range(settings.environments)]
         train(network, environments, settings, report)
@@ -241,7 +235,7 @@ def row_of(name: str, steps: int, seed: int) -> dict[str, Any]:
         network = trained(cell, steps, seed, lambda v: bar.update(v.get("steps", bar.n) - bar.n))
     seconds = time.monotonic() - began
     asked = {
-        each: scores(cell, network, pooled(each, ASKED, ASKED_SEED)) for each in cell.asked
+        each: scores(cell, network, pooled(SOURCES[each], ASKED, ASKED_SEED)) for each in cell.asked
     }  # fmt: skip
     return {"cell": name, "seed": seed, "steps": steps, "seconds": round(seconds, 1),
             "scores": asked}  # fmt: skip
@@ -250,7 +244,7 @@ def row_of(name: str, steps: int, seed: int) -> dict[str, Any]:
 def beam_row(steps: int) -> dict[str, Any]:
     """The beam on all problems that are asked."""
     began = time.monotonic()
-    asked = {each: beam_scores(pooled(each, ASKED, ASKED_SEED)) for each in SOURCES}
+    asked = {each: beam_scores(pooled(SOURCES[each], ASKED, ASKED_SEED)) for each in SOURCES}
     seconds = round(time.monotonic() - began, 1)
     return {"cell": "beam", "seed": 0, "steps": steps, "seconds": seconds, "scores": asked}
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from experiments.versus import (
     Job,
+    command_of,
     compare,
     exit_code,
     keep,
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = [w for w in load("core") if w.kind == "tensor_contraction" and w.dtype == "float32"]
     pool = [*load("looptune-test"), *others[:CONTRACTIONS]][: args.limit]
     jobs: list[Job] = [(workload, contenders) for workload in pool]
-    result = compare(jobs, rules_of(args), args.output, "python -m experiments.codegen_time")
+    command = command_of("experiments.codegen_time", argv)
+    result = compare(jobs, rules_of(args), args.output, command)
     result["milliseconds"] = {
         str(each): 1e3 * seconds
         for each in contenders

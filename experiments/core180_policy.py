@@ -13,6 +13,7 @@ from experiments.core180 import CLASSES, SHORT_MICROSECONDS
 from experiments.versus import (
     Job,
     Rows,
+    command_of,
     compare,
     exit_code,
     keep,
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     contenders = named(args, (*OURS, *PEERS))
     pool = [workload for workload in load("core") if supported(workload)][: args.limit]
     jobs: list[Job] = [(workload, contenders) for workload in pool]
-    command = f"python -m experiments.core180_policy --seconds {args.seconds}"
+    command = command_of("experiments.core180_policy", argv)
     result = compare(jobs, rules_of(args), args.output, command)
     result["classes"] = classes(result["rows"])
     keep(args.output, result)

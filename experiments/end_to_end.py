@@ -18,6 +18,7 @@ from experiments.contenders import contender_named
 from experiments.versus import (
     Job,
     Rows,
+    command_of,
     compare,
     exit_code,
     keep,
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     names = tuple(map(str, named(args, NAMES)))
     work = jobs(names, args.limit, scheduled=args.contenders is None)
-    command = f"python -m experiments.end_to_end --seconds {args.seconds} --threads {args.threads}"
+    command = command_of("experiments.end_to_end", argv)
     result = compare(work, rules_of(args), args.output, command)
     result["totals"] = {name: totals(result["rows"], at) for name, at in NETWORKS.items()}
     keep(args.output, result)

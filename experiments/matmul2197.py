@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.versus import (
     Rows,
+    command_of,
     compare,
     exit_code,
     keep,
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = load("looptune-all")
     step = 1 if args.limit is None else max(1, len(every) // args.limit)
     jobs = [(workload, contenders) for workload in every[::step]]
-    command = f"python -m experiments.matmul2197 --seconds {args.seconds} --rounds {args.rounds}"
+    command = command_of("experiments.matmul2197", argv)
     result = compare(jobs, rules_of(args), args.output, command)
     result["summary"] = summary(result["rows"], args.target)
     keep(args.output, result)

@@ -15,6 +15,7 @@ from typing import Any
 from experiments.contenders import contender_named
 from experiments.versus import (
     Job,
+    command_of,
     compare,
     exit_code,
     failures,
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser_of(__doc__ or "", "matmul25-avx512.json").parse_args(argv)
     names = tuple(map(str, named(args, (*OURS, *FIXED, *OTHERS))))
     work = jobs(names, args.limit, long=args.contenders is None)
-    command = f"python -m experiments.matmul25 --seconds {args.seconds} --threads {args.threads}"
+    command = command_of("experiments.matmul25", argv)
     result = compare(work, rules_of(args), args.output, command)
     result["summary"] = summary(result["rows"])
     keep(args.output, result)

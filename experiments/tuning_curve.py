@@ -15,6 +15,7 @@ from typing import Any
 from experiments.versus import (
     Job,
     Rows,
+    command_of,
     compare,
     exit_code,
     keep,
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser_of(__doc__ or "", "tuning-curve-avx512.json").parse_args(argv)
     contenders = named(args, NAMES)
     jobs: list[Job] = [(workload, contenders) for workload in [*workloads()][: args.limit]]
-    command = f"python -m experiments.tuning_curve --seconds {args.seconds}"
+    command = command_of("experiments.tuning_curve", argv)
     result: dict[str, Any] = compare(jobs, rules_of(args), args.output, command)
     result["curves"] = curves(result["rows"])
     keep(args.output, result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,6 +185,11 @@ def parser_of(text: str, output: str) -> ArgumentParser:
     parser.add_argument("--limit", type=int, help="only so many workloads: a smoke run")
     parser.add_argument("--output", type=Path, default=Path("experiments/results") / output)
     return parser
+
+
+def command_of(name: str, argv: Sequence[str] | None) -> str:
+    """What was typed to run an experiment."""
+    return shlex.join(["python", "-m", name, *(sys.argv[1:] if argv is None else argv)])
 
 
 def rules_of(args: Namespace) -> Rules:

@@ -453,9 +453,7 @@ def run_train(args: argparse.Namespace) -> int:
             f"training needs {missing.name}: pip install 'looptune[train]' brings it"
         ) from missing
     stages = STAGES if args.stages is None else tuple(args.stages.split(","))
-    config = TrainConfig(
-        seed=args.seed, stages=stages, trainer=args.trainer, runners=args.runners
-    )  # fmt: skip
+    config = TrainConfig(args.seed, stages, trainer=args.trainer, runners=args.runners)
     run(config, args.folder, args.resume, args.address)
     print(args.folder / "policy.npz")
     return 0

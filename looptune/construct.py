@@ -23,6 +23,7 @@ from looptune.default import (
     lanes_last,
     padded_in,
     panelable,
+    reread_at,
     share,
     stream_bytes,
 )
@@ -261,26 +262,14 @@ class Construction:
                 axis = self.option.vector if operand.stride_of(self.option.vector) else None
                 axis = self.rows(number) if axis is None else axis
                 order = None if axis is None else lanes_last(operand, axis)
-                schedule = pack(schedule, number, order, self.depth(schedule, number))
+                schedule = pack(schedule, number, order, reread_at(schedule, number))
             elif number in nest.padded:
                 loops = padded_in(schedule, operand)
                 schedule = pack(schedule, number, None, loops - 1) if loops else schedule
         if self.option.cached != (0 in self.toggled):
             order = lanes_last(nest.output, self.option.vector)
-            schedule = pack(schedule, 0, order, self.depth(schedule, 0))
+            schedule = pack(schedule, 0, order, reread_at(schedule, 0))
         return schedule
-
-    def depth(self, schedule: Schedule, number: int) -> int | str:
-        """Where an operand is copied: the output outside all reductions, an input outside the
-        outermost loop that does not move it."""
-        nest, operand = schedule.nest, schedule.nest.operands[number]
-        for at, loop in enumerate(schedule.loops):
-            still = (
-                nest.axes[loop.axis].reduction if number == 0 else not operand.stride_of(loop.axis)
-            )
-            if still and schedule.trips(at) > 1:
-                return at - 1 if at else "root"
-        return "root"
 
     def observe(self) -> Observation:
         """What a policy sees (`looptune.graph`): the schedule as it would be completed, how far

@@ -270,6 +270,17 @@ def padded_in(schedule: Schedule, operand: Operand) -> int:
     return count
 
 
+def reread_at(schedule: Schedule, number: int) -> int | str:
+    """Where to pack an operand: around the outermost loop that reads (of the output: adds to) its
+    box again; "root" if that is outermost, or there is none."""
+    nest, operand = schedule.nest, schedule.nest.operands[number]
+    for at, loop in enumerate(schedule.loops):
+        still = nest.axes[loop.axis].reduction if number == 0 else not operand.stride_of(loop.axis)
+        if still and schedule.trips(at) > 1:
+            return at - 1 if at else "root"
+    return "root"
+
+
 def lanes_last(operand: Operand, axis: int) -> tuple[int, ...]:
     """The operand's dimensions with the one that `axis` walks innermost."""
     last = next(d for d, dim in enumerate(operand.dims) if dim.coefficients[axis])

@@ -24,10 +24,10 @@ from looptune.default import default_schedule
 from looptune.errors import LoweringError
 from looptune.ir import Nest, Operand
 from looptune.lower.form import Form, form_of
+from looptune.prices import sets_apart
 from looptune.schedule import Schedule
 from looptune.target import Target
 
-WAY_BYTES = 4096  # of a first-level cache: lines so far apart compete for the same few places
 LEAST = 1e-3  # of the base, added to a part of a cost so that none is zero
 COSTS = ("all", "compute", "traffic", "copies", "overhead")
 FORM = (
@@ -118,5 +118,5 @@ def crowding(operand: Operand | None, sizes: Mapping[int, int]) -> float:
             lines, places = lines * reached, places * reached
         else:
             lines *= size
-            places *= min(size, WAY_BYTES // math.gcd(apart, WAY_BYTES))
-    return math.log2(lines / min(places, WAY_BYTES // LINE_BYTES)) / 4
+            places *= min(size, sets_apart(apart))
+    return math.log2(lines / min(places, sets_apart(LINE_BYTES))) / 4

@@ -202,9 +202,13 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
 
 def room_along(operand: Operand, axis: int, target: Target) -> int:
     """Rows along an axis whose lines the first-level cache holds at once, where each takes one."""
-    apart = abs(operand.stride_of(axis)) * operand.item_bytes
-    sets = min(WAY_BYTES // LINE_BYTES, WAY_BYTES // math.gcd(apart, WAY_BYTES))
+    sets = sets_apart(abs(operand.stride_of(axis)) * operand.item_bytes)
     return sets * (target.cache_bytes[0] // WAY_BYTES)
+
+
+def sets_apart(distance: int) -> int:
+    """Sets of the first-level cache that lines at multiples of a distance in bytes fall into."""
+    return min(WAY_BYTES // LINE_BYTES, WAY_BYTES // math.gcd(distance, WAY_BYTES))
 
 
 def slides(operand: Operand, axis: int, nest: Nest) -> bool:

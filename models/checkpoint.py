@@ -13,9 +13,10 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -55,11 +56,18 @@ def save(path: str | os.PathLike[str], policy: Policy) -> None:
         raise CheckpointError(
             f"{path}: its header takes {len(text)} bytes; {LONGEST_HEADER} at most"
         )
+    members: dict[str, Any] = {"header": np.frombuffer(text, np.uint8), **arrays}
+    with replaced(path) as file:
+        np.savez_compressed(file, **members)
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to, which is `path` in the end: complete, or as it was before."""
     place = os.path.abspath(path)
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(place), delete=False) as file:
         try:
-            members: dict[str, Any] = {"header": np.frombuffer(text, np.uint8), **arrays}
-            np.savez_compressed(file, **members)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             file.close()

@@ -7,7 +7,6 @@ goes on where its last iteration ended.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 
 from looptune.errors import CheckpointError
 from looptune.graph import Observation
+from looptune.models.checkpoint import replaced
 from looptune.models.network import stacked
 
 
@@ -72,12 +72,8 @@ def keep(
 ) -> None:
     """Write where a trainer is; the file is complete or as it was."""
     found = Progress(steps, network.state_dict(), optimizer.state_dict(), torch.get_rng_state())
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with replaced(path) as file:
         torch.save(vars(found), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def kept(path: Path | None) -> Progress | None:

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from looptune.construct import TABLE, Construction
 from looptune.envs.construct import ConstructEnv
-from looptune.envs.problem import Problem, Problems, listed, on_any_machine, on_this_machine
+from looptune.envs.problem import Problem, listed, on_any_machine, on_this_machine, pooled
 from looptune.envs.rewards import Gain, Measured, modelled
 from looptune.errors import ArgumentError
 from looptune.host import available_cores, fingerprint
@@ -269,12 +268,6 @@ def clone_stage(job: Job, network: PolicyNetwork, gain: GainModel | None) -> Mad
     problems = problems_of(job)
     shown = partial(from_measurements, problems)
     return network, gain, cloned(job, job.config.clone, network, len(problems), shown)
-
-
-def pooled(problems: Problems, count: int, seed: int) -> list[Problem]:
-    """So many problems, drawn once."""
-    rng = np.random.default_rng(seed)
-    return [problems(rng) for _ in range(count)]
 
 
 def improved(
