@@ -34,6 +34,7 @@ from looptune.tune import optimize
 from looptune.workloads.suites import PLANS, Workload, tupled
 
 CONVOLUTIONS = {kind for kind in PLANS if "conv" in kind and "capsule" not in kind}
+SETTLE_SECONDS = 0.03  # OpenBLAS's idle threads spin for some 20 ms
 Arrays = dict[str, np.ndarray]
 Call = Callable[[], object]
 
@@ -233,7 +234,8 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
         except UnsupportedError:
             continue
     with peer_threads(config.threads):
-        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds)
+        settle = SETTLE_SECONDS if config.threads > 1 else 0.0
+        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds, settle=settle)
     ours = found["looptune"]
     peers = {
         name: {

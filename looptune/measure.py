@@ -70,11 +70,13 @@ def interleave(
     *,
     rounds: int = 15,
     seconds: float = 0.5,
+    settle: float = 0.0,
 ) -> dict[str, Samples]:
     """Time the contenders in turn, `rounds` times, about `seconds` in all.
 
     Calls per sample are set once, from a first timing, so that each contender gets an equal
-    share of the time.
+    share of the time. `settle` seconds go by before each sample, and a call that is not timed:
+    idle threads of the contender before spin for a while, on the cores that this one needs.
     """
     if not contenders or rounds < 1 or not seconds >= 0:
         raise ArgumentError(
@@ -84,6 +86,7 @@ def interleave(
     share = seconds / rounds / len(contenders)
     calls = {}
     for name, sample in contenders.items():
+        time.sleep(settle)
         sample(1)
         once = min(sample(1) for _ in range(3))
         calls[name] = max(1, min(1_000_000, round(share / max(once, 1e-8))))
@@ -92,6 +95,9 @@ def interleave(
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
+            if settle:
+                time.sleep(settle)
+                contenders[name](1)
             found[name].append(contenders[name](calls[name]) / calls[name])
     return {name: Samples(tuple(values)) for name, values in found.items()}
 

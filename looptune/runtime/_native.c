@@ -21,6 +21,7 @@
 #define MAX_DIMS 64 /* NumPy's own limit */
 #define KEPT_SCRATCH 16
 #define MAX_THREADS 4096
+#define SPIN_NANOSECONDS 50000 /* about what it takes to wake a thread that blocks */
 #define HUGE_PAGE ((size_t)2 << 20)
 
 typedef void (*Code)(void *const *, void *, int64_t, int64_t);
@@ -57,7 +58,11 @@ typedef struct {
 
 static PyObject *out_name, *entry_type;
 
-/* ---- threads: a small pool with blocking waits; the caller always works, too ---- */
+/* ---- threads: a small pool; the caller always works, too ----
+ *
+ * Waits spin for as long as waking would take, then block: kernels called one after another find
+ * their workers awake, and an idle pool burns nothing.
+ */
 
 typedef struct {
     Code code;
@@ -72,8 +77,9 @@ static struct {
     pthread_mutex_t busy; /* held by the caller that uses the pool */
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
-    int workers, seats, running;
-    uint64_t generation;
+    int workers, seats;
+    _Atomic int running;
+    _Atomic uint64_t generation;
     Job *job;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -87,8 +93,40 @@ static void forget_pool(void)
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.done, NULL);
-    pool.workers = pool.seats = pool.running = 0;
+    pool.workers = pool.seats = 0;
+    atomic_store(&pool.running, 0);
     pool.job = NULL;
+}
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    for (int i = 0; i < 16; i++)
+        __builtin_ia32_pause();
+#endif
+}
+
+/* Spin until another job than `seen` is announced, or for long enough. */
+static void await_job(uint64_t seen)
+{
+    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
+    while (atomic_load(&pool.generation) == seen && nanoseconds() < last)
+        pause_briefly();
+}
+
+/* Spin until all workers have done their share, or for long enough. */
+static void await_workers(void)
+{
+    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
+    while (atomic_load(&pool.running) > 0 && nanoseconds() < last)
+        pause_briefly();
 }
 
 static void do_chunks(Job *job, void *scratch)
@@ -125,7 +163,7 @@ static void *worker(void *unused)
         seen = pool.generation;
         Job *job = pool.job;
         pool.seats--;
-        pool.running++;
+        atomic_fetch_add(&pool.running, 1);
         pthread_mutex_unlock(&pool.lock);
         if (job->private_bytes > own_bytes) {
             free(own);
@@ -135,8 +173,11 @@ static void *worker(void *unused)
         if (job->private_bytes <= own_bytes) /* else the others do its share */
             do_chunks(job, job->private_bytes ? own : job->scratch);
         pthread_mutex_lock(&pool.lock);
-        if (--pool.running == 0)
+        if (atomic_fetch_sub(&pool.running, 1) == 1)
             pthread_cond_signal(&pool.done);
+        pthread_mutex_unlock(&pool.lock);
+        await_job(seen);
+        pthread_mutex_lock(&pool.lock);
     }
     return NULL;
 }
@@ -174,13 +215,16 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     grow_pool(threads - 1);
     pool.job = &job;
     pool.seats = threads - 1;
-    pool.generation++;
+    atomic_fetch_add(&pool.generation, 1);
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     do_chunks(&job, scratch);
     pthread_mutex_lock(&pool.lock);
     pool.job = NULL; /* a worker that wakes only now has nothing to join */
-    while (pool.running > 0)
+    pthread_mutex_unlock(&pool.lock);
+    await_workers();
+    pthread_mutex_lock(&pool.lock);
+    while (atomic_load(&pool.running) > 0)
         pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.busy);
