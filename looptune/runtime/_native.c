@@ -5,17 +5,21 @@
  * Python path then accepts or refuses with a typed error. The code of a stage is
  * f(operand pointers, scratch, begin, end); the kernel object keeps it alive.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ALIGNMENT 64
 #define MAX_DIMS 64 /* NumPy's own limit */
@@ -61,7 +65,8 @@ static PyObject *out_name, *entry_type;
 /* ---- threads: a small pool; the caller always works, too ----
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
- * their workers awake, and an idle pool burns nothing.
+ * their workers awake, and an idle pool burns nothing. A worker that ran where the caller runs now
+ * is sent to another core: left alone, the scheduler may keep both on one for several milliseconds.
  */
 
 typedef struct {
@@ -73,6 +78,11 @@ typedef struct {
     _Atomic int64_t next;
 } Job;
 
+typedef struct {
+    _Atomic pid_t id;
+    _Atomic int core; /* where it was last seen, -1 if unknown */
+} Worker;
+
 static struct {
     pthread_mutex_t busy; /* held by the caller that uses the pool */
     pthread_mutex_t lock;
@@ -81,6 +91,7 @@ static struct {
     _Atomic int running;
     _Atomic uint64_t generation;
     Job *job;
+    Worker threads[MAX_THREADS];
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
@@ -150,9 +161,28 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-static void *worker(void *unused)
+/* Send workers away from the core that the caller is on, to others it may use itself. */
+static void leave_core(int workers)
 {
-    (void)unused;
+    int core = sched_getcpu();
+    if (core < 0 || core >= CPU_SETSIZE)
+        return;
+    for (int i = 0; i < workers; i++) {
+        Worker *each = &pool.threads[i];
+        cpu_set_t others;
+        if (atomic_load(&each->core) != core || sched_getaffinity(0, sizeof others, &others))
+            continue;
+        CPU_CLR(core, &others);
+        if (CPU_COUNT(&others) > 0)
+            sched_setaffinity(atomic_load(&each->id), sizeof others, &others);
+        atomic_store(&each->core, -1);
+    }
+}
+
+static void *worker(void *place)
+{
+    Worker *self = place;
+    atomic_store(&self->id, (pid_t)syscall(SYS_gettid));
     uint64_t seen = 0;
     void *own = NULL; /* private scratch, kept for the next job */
     size_t own_bytes = 0;
@@ -176,6 +206,7 @@ static void *worker(void *unused)
         if (atomic_fetch_sub(&pool.running, 1) == 1)
             pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
+        atomic_store(&self->core, sched_getcpu());
         await_job(seen);
         pthread_mutex_lock(&pool.lock);
     }
@@ -192,8 +223,13 @@ static void grow_pool(int wanted)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (pool.workers < wanted && !pthread_create(&thread, &attributes, worker, NULL))
+    while (pool.workers < wanted) {
+        Worker *place = &pool.threads[pool.workers];
+        atomic_store(&place->core, -1);
+        if (pthread_create(&thread, &attributes, worker, place))
+            break;
         pool.workers++;
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -213,6 +249,7 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
                stage->trips, chunk > 0 ? chunk : 1, 0};
     pthread_mutex_lock(&pool.lock);
     grow_pool(threads - 1);
+    leave_core(pool.workers);
     pool.job = &job;
     pool.seats = threads - 1;
     atomic_fetch_add(&pool.generation, 1);
