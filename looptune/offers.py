@@ -42,7 +42,7 @@ def tiles_on_offer(nest: Nest, target: Target) -> tuple[Tile, ...]:
     for bound, prices, option in priced_options(nest, target):
         if bound > WORTHWHILE * least:
             break
-        for tile in tiles(nest, target, option.vector):
+        for tile in tiles(nest, target, option):
             price = cycles(nest, prices, option.vector, dict(tile))
             known = found.get((option.vector, tile))
             if known is None or price < known.cycles:
