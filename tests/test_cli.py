@@ -23,7 +23,7 @@ def quick(monkeypatch):
     """Take two short samples of everything: these tests are about the form, not the figures."""
     real = measure.interleave
 
-    def short(contenders, *, rounds=2, seconds=0.0):
+    def short(contenders, *, rounds=2, seconds=0.0, settle=0.0):
         return real(contenders, rounds=2, seconds=0.002)
 
     for module in (measure, bench, cli):
