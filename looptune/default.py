@@ -21,7 +21,7 @@ SHARED_FLOPS, SHARED_BYTES = 1_000_000, 250_000
 TILES_EACH = 4  # of an option, where many candidates are wanted
 PANEL_READS = 8  # of every element, before a copy of it pays
 # Vectors of a sweep's tile: few, so that the rows it reads advance side by side, as prefetchers
-# follow them. A gemv of 64 MB took 3.1 ms with 2 and 4.0 ms with 12, on two threads 2.1 and 4.0.
+# follow them. A gemv of 64 MB took 2.9 ms with 2 and 3.1 ms with 12, on two threads 2.0 and 2.6.
 SWEEP_VECTORS = 2
 
 
@@ -159,8 +159,8 @@ def tiles(nest: Nest, target: Target, option: Candidate) -> Iterator[tuple[tuple
     if nest.axes[vector].reduction:
         widths: list[int | None] = [None]
     else:
-        most = min(math.ceil(nest.axes[vector].extent / lanes), budget)
-        most = min(most, SWEEP_VECTORS) if option.sweep else most
+        room = min(budget, SWEEP_VECTORS) if option.sweep else budget
+        most = min(math.ceil(nest.axes[vector].extent / lanes), room)
         widths = [n for n in (1, 2, 3, 4, 6, 8, 12) if n <= most]
     for width in widths:
         head = () if width is None else ((vector, width * lanes),)

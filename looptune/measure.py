@@ -78,10 +78,10 @@ def interleave(
     share of the time. `settle` seconds go by before each sample, and a call that is not timed:
     idle threads of the contender before spin for a while, on the cores that this one needs.
     """
-    if not contenders or rounds < 1 or not seconds >= 0:
+    if not contenders or rounds < 1 or not seconds >= 0 or not settle >= 0:
         raise ArgumentError(
-            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds}: at least one "
-            "contender, one round and 0 seconds would do"
+            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds}, settle={settle}: "
+            "at least one contender, one round and 0 seconds would do"
         )
     share = seconds / rounds / len(contenders)
     calls = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -71,8 +70,6 @@ class Arena(AbstractContextManager["Arena"]):
         """Asks a contender's process for a sample."""
 
         def sample(calls: int) -> float:
-            if self.rules.threads > 1:
-                time.sleep(SETTLE_SECONDS)
             try:
                 return float(answer_of(self.seats[contender], {"calls": calls})["seconds"])
             except MeasurementError as reason:
@@ -84,10 +81,11 @@ class Arena(AbstractContextManager["Arena"]):
         self, ready: Mapping[str, Sampler], found: dict[str, dict[str, Any]]
     ) -> dict[str, Samples]:
         """Samples in turns of all that can be called; the others' reasons go into `found`."""
-        able = dict(ready)
+        able, rules = dict(ready), self.rules
+        settle = SETTLE_SECONDS if rules.threads > 1 else 0.0
         while able:
             try:
-                return interleave(able, rounds=self.rules.rounds, seconds=self.rules.seconds)
+                return interleave(able, rounds=rules.rounds, seconds=rules.seconds, settle=settle)
             except Lost as lost:
                 found[lost.name] = {"error": str(lost)}
                 del able[lost.name]

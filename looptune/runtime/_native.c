@@ -66,7 +66,7 @@ static PyObject *out_name, *entry_type;
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
  * their workers awake, and an idle pool burns nothing. A worker that ran where the caller runs now
- * is sent to another core: left alone, the scheduler may keep both on one for several milliseconds.
+ * is kept off that core: left alone, the scheduler may have both on one for several milliseconds.
  */
 
 typedef struct {
@@ -78,9 +78,10 @@ typedef struct {
     _Atomic int64_t next;
 } Job;
 
-typedef struct {
-    _Atomic pid_t id;
-    _Atomic int core; /* where it was last seen, -1 if unknown */
+typedef struct { /* all under the pool's lock */
+    pid_t id;
+    int core; /* where it was last seen, -1 if unknown */
+    cpu_set_t home, given; /* where it may be, and all of that but one core, once we said so */
 } Worker;
 
 static struct {
@@ -104,8 +105,7 @@ static void forget_pool(void)
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.done, NULL);
-    pool.workers = pool.seats = 0;
-    atomic_store(&pool.running, 0);
+    pool.workers = pool.seats = pool.running = 0;
     pool.job = NULL;
 }
 
@@ -128,7 +128,7 @@ static void pause_briefly(void)
 static void await_job(uint64_t seen)
 {
     int64_t last = nanoseconds() + SPIN_NANOSECONDS;
-    while (atomic_load(&pool.generation) == seen && nanoseconds() < last)
+    while (pool.generation == seen && nanoseconds() < last)
         pause_briefly();
 }
 
@@ -136,7 +136,7 @@ static void await_job(uint64_t seen)
 static void await_workers(void)
 {
     int64_t last = nanoseconds() + SPIN_NANOSECONDS;
-    while (atomic_load(&pool.running) > 0 && nanoseconds() < last)
+    while (pool.running > 0 && nanoseconds() < last)
         pause_briefly();
 }
 
@@ -161,39 +161,40 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-/* Send workers away from the core that the caller is on, to others it may use itself. */
+/* Keep workers that were last seen on the caller's core off it. */
 static void leave_core(int workers)
 {
     int core = sched_getcpu();
-    if (core < 0 || core >= CPU_SETSIZE)
-        return;
-    for (int i = 0; i < workers; i++) {
+    for (int i = 0; i < workers && core >= 0; i++) {
         Worker *each = &pool.threads[i];
-        cpu_set_t others;
-        if (atomic_load(&each->core) != core || sched_getaffinity(0, sizeof others, &others))
+        cpu_set_t now;
+        if (each->core != core || sched_getaffinity(each->id, sizeof now, &now))
             continue;
-        CPU_CLR(core, &others);
-        if (CPU_COUNT(&others) > 0)
-            sched_setaffinity(atomic_load(&each->id), sizeof others, &others);
-        atomic_store(&each->core, -1);
+        if (!CPU_EQUAL(&now, &each->given)) /* as it started, or as somebody else wants it */
+            each->home = now;
+        each->given = each->home;
+        CPU_CLR(core, &each->given);
+        each->core = -1;
+        if (CPU_COUNT(&each->given))
+            sched_setaffinity(each->id, sizeof each->given, &each->given);
     }
 }
 
 static void *worker(void *place)
 {
     Worker *self = place;
-    atomic_store(&self->id, (pid_t)syscall(SYS_gettid));
     uint64_t seen = 0;
     void *own = NULL; /* private scratch, kept for the next job */
     size_t own_bytes = 0;
     pthread_mutex_lock(&pool.lock);
+    self->id = (pid_t)syscall(SYS_gettid);
     for (;;) {
         while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
             pthread_cond_wait(&pool.wake, &pool.lock);
         seen = pool.generation;
         Job *job = pool.job;
         pool.seats--;
-        atomic_fetch_add(&pool.running, 1);
+        pool.running++;
         pthread_mutex_unlock(&pool.lock);
         if (job->private_bytes > own_bytes) {
             free(own);
@@ -203,10 +204,10 @@ static void *worker(void *place)
         if (job->private_bytes <= own_bytes) /* else the others do its share */
             do_chunks(job, job->private_bytes ? own : job->scratch);
         pthread_mutex_lock(&pool.lock);
-        if (atomic_fetch_sub(&pool.running, 1) == 1)
+        self->core = sched_getcpu();
+        if (--pool.running == 0)
             pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
-        atomic_store(&self->core, sched_getcpu());
         await_job(seen);
         pthread_mutex_lock(&pool.lock);
     }
@@ -225,7 +226,7 @@ static void grow_pool(int wanted)
     pthread_t thread;
     while (pool.workers < wanted) {
         Worker *place = &pool.threads[pool.workers];
-        atomic_store(&place->core, -1);
+        *place = (Worker){.core = -1};
         if (pthread_create(&thread, &attributes, worker, place))
             break;
         pool.workers++;
@@ -252,7 +253,7 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     leave_core(pool.workers);
     pool.job = &job;
     pool.seats = threads - 1;
-    atomic_fetch_add(&pool.generation, 1);
+    pool.generation++;
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     do_chunks(&job, scratch);
@@ -261,7 +262,7 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     pthread_mutex_unlock(&pool.lock);
     await_workers();
     pthread_mutex_lock(&pool.lock);
-    while (atomic_load(&pool.running) > 0)
+    while (pool.running > 0)
         pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.busy);
