@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,6 +144,19 @@ def seconds(text: str) -> float:
     return found
 
 
+def side(text: str) -> int | tuple[int, ...] | str:
+    """Padding of a dimension: a number, `before,after`, or torch's `same` and `valid`."""
+    if text in ("same", "valid"):
+        return text
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, BEFORE,AFTER, same or valid")
+    return found[0] if len(found) == 1 else found
+
+
 def listed(text: str) -> tuple[str, ...]:
     """Words between commas."""
     return tuple(word for word in text.split(",") if word)
@@ -203,7 +217,10 @@ def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.Argum
     for name in ("N", "C", "H", "W", "O", "R", "S"):
         kind.add_argument(name, type=int)
     kind.add_argument("--stride", type=int, nargs="+", default=[1])
-    kind.add_argument("--padding", type=int, nargs="+", default=[0])
+    kind.add_argument(
+        "--padding", type=side, nargs="+", default=[0], metavar="SIDE",
+        help="a number, or two; BEFORE,AFTER twice; same; valid",
+    )  # fmt: skip
     kind.add_argument("--dilation", type=int, nargs="+", default=[1])
     kind.add_argument("--groups", type=int, default=1)
     kind.add_argument("--layout", choices=("NCHW", "NHWC"), default="NCHW")
@@ -245,8 +262,8 @@ def contraction_plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def one_or_two(values: list[int]) -> int | tuple[int, ...]:
-    """A number for both dimensions, or one each."""
+def one_or_two(values: list[Any]) -> Any:
+    """A value for both dimensions, or one each."""
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -531,9 +548,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecError, UnsupportedError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 2
-    except (LooptuneError, MemoryError) as error:
+    except (LooptuneError, MemoryError, OSError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("looptune: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

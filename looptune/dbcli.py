@@ -58,7 +58,8 @@ def opened(args: argparse.Namespace) -> Database:
 def check_file(path: Path) -> None:
     """Raise `DatabaseError` unless there is such a file."""
     if not path.is_file():
-        raise DatabaseError(f"there is no file {path}")
+        what = "a folder" if path.is_dir() else "no file"
+        raise DatabaseError(f"{path} is {what}; the file of a database would do")
 
 
 def info(args: argparse.Namespace, database: Database) -> Answer:
@@ -113,7 +114,13 @@ def export(args: argparse.Namespace, database: Database) -> Answer:
     if args.file == "-":
         sys.stdout.writelines(line + "\n" for line in lines)
     else:
-        Path(args.file).write_text("".join(line + "\n" for line in lines))
+        try:
+            Path(args.file).write_text("".join(line + "\n" for line in lines))
+        except OSError as reason:
+            raise DatabaseError(
+                f"{args.file} cannot be written: {reason.strerror}; a path in a folder that is "
+                "there would do, or - for the standard output"
+            ) from reason
     text = "" if args.file == "-" else f"{len(lines)} records written to {args.file}"
     return {"schema": 1, "exported": len(lines)}, text
 
@@ -122,9 +129,13 @@ def take(args: argparse.Namespace, database: Database) -> Answer:
     """Records of an exported file: all of them, or with a bad line none."""
     try:
         with args.file.open(encoding="utf-8") as lines:
-            count = database.take(list(imported(lines)))
-    except (OSError, UnicodeDecodeError) as reason:
-        raise DatabaseError(f"{args.file}: {reason}") from reason
+            records = list(imported(lines))
+    except (OSError, UnicodeDecodeError, DatabaseError) as reason:
+        said = reason.strerror if isinstance(reason, OSError) else reason
+        raise DatabaseError(
+            f"{args.file}: {said}; a file that `looptune db export` wrote would do"
+        ) from reason
+    count = database.take(records)
     return {"schema": 1, "imported": count}, f"{count} records imported"
 
 

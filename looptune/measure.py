@@ -78,10 +78,12 @@ def interleave(
     share of the time. `settle` seconds go by before each sample, and a call that is not timed:
     idle threads of the contender before spin for a while, on the cores that this one needs.
     """
-    if not contenders or rounds < 1 or not seconds >= 0 or not settle >= 0:
+    spans = (seconds, settle)
+    timed = all(isinstance(span, int | float) and span >= 0 for span in spans)
+    if not contenders or rounds < 1 or not timed:
         raise ArgumentError(
-            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds}, settle={settle}: "
-            "at least one contender, one round and 0 seconds would do"
+            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds!r}, "
+            f"settle={settle!r}: at least one contender, one round and 0 seconds would do"
         )
     share = seconds / rounds / len(contenders)
     calls = {}

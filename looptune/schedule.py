@@ -480,11 +480,15 @@ def with_loops(schedule: Schedule, wanted: Sequence[Loop]) -> Schedule:
 
 def split_to(schedule: Schedule, number: int, steps: list[int], axis: Axis) -> Schedule:
     """Split axis `number` into loops of `steps`, outermost first, the last of them 1."""
-    if not steps or steps[-1] != 1:
+    if not steps:
+        raise ScheduleError(f"there is no loop over {axis.name}; every axis needs one")
+    if steps[-1] != 1:
         raise ScheduleError(f"the loops over {axis.name} have steps {steps}; the last must be 1")
     at = next(i for i, loop in enumerate(schedule.loops) if loop.axis == number)
     for outer, inner in pairwise(steps):
-        if outer % inner or outer == inner:
+        if outer == inner:
+            raise ScheduleError(f"two loops over {axis.name} have a step of {inner}; one would do")
+        if outer % inner:
             raise ScheduleError(
                 f"step {outer} over {axis.name} is no multiple of {inner} inside it"
             )

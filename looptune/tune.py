@@ -310,6 +310,16 @@ def unknown_keyword(name: str, otherwise: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"optimize() got an unexpected keyword argument {name!r}; {hint}")
 
 
+def merged(sizes: Mapping[str, int], labels: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of labels from both; raises `SpecError` where they differ."""
+    for name in sizes.keys() & labels.keys():
+        if sizes[name] != labels[name]:
+            raise SpecError(
+                f"label {name!r} has two sizes, {sizes[name]} in sizes and {labels[name]}"
+            )
+    return {**sizes, **labels}
+
+
 def einsum_plan(
     spec: str,
     shapes: Sequence[object] | None,
@@ -322,7 +332,7 @@ def einsum_plan(
         if len(name) != 1 or name not in spec:
             raise unknown_keyword(name, f"the labels of {spec!r} would do")
     if shapes is None:
-        return einsum(spec, sizes={**(sizes or {}), **labels}, dtype=dtype or "float32")
+        return einsum(spec, sizes=merged(sizes or {}, labels), dtype=dtype or "float32")
     if labels or sizes:
         raise SpecError("give shapes or sizes of the labels, not both")
     arrays = [hasattr(operand, "__array_interface__") or is_tensor(operand) for operand in shapes]

@@ -13,6 +13,7 @@ from looptune.measure import Samples, interleave, python_sampler, ratio
 from looptune.oracle import Oracle
 from looptune.runtime.call import call_path
 from looptune.target import TARGETS
+from looptune.workloads import conv2d
 from looptune.workloads.suites import load
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
@@ -227,3 +228,32 @@ def test_ratios_cancel_drift_that_medians_would_not():
     theirs = Samples((2.0, 4.0, 8.0))
     assert ratio(theirs, ours) == 2
     assert ours.spread == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("words", "padding"),
+    [(["1"], 1), (["0", "2"], (0, 2)), (["0,1", "1,2"], ((0, 1), (1, 2))), (["same"], "same")],
+)
+def test_padding_is_written_as_in_python(words, padding):
+    numbers = ["1", "3", "8", "9", "4", "3", "2"]
+    args = cli.parser().parse_args(["show", "conv2d", *numbers, "--padding", *words])
+    assert cli.workload_plan(args).key == conv2d((1, 3, 8, 9), (4, 3, 3, 2), padding=padding).key
+
+
+def test_padding_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["show", "conv2d", *"1383333", "--padding", "1,2,3"])
+    assert "no number, BEFORE,AFTER, same or valid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [(OSError(28, "No space left"), 1, "No space left"), (KeyboardInterrupt(), 130, "interrupted")],
+)
+def test_faults_of_the_system_end_with_one_line(fault, code, said, capsys, monkeypatch):
+    def job(_: object) -> int:
+        raise fault
+
+    monkeypatch.setitem(cli.JOBS, "doctor", job)
+    assert cli.main(["doctor"]) == code
+    assert capsys.readouterr().err.splitlines() == [f"looptune: {fault if code == 1 else said}"]

@@ -110,3 +110,26 @@ def test_an_interrupt_prints_the_best_so_far(
     captured = capsys.readouterr()
     assert "interrupted" in captured.err
     assert "for m:4" in captured.out
+
+
+@pytest.mark.parametrize("file", ["missing/records.jsonl", "."])
+def test_export_to_where_nothing_can_be_written(file, tmp_path, capsys):
+    path = filled(tmp_path / "a.sqlite3")
+    assert main(["db", "export", str(tmp_path / file), "--database", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("looptune: ")
+    assert "cannot be written" in said
+    assert "Traceback" not in said
+
+
+def test_import_and_merge_name_the_file(tmp_path, capsys):
+    path, bad = filled(tmp_path / "a.sqlite3"), tmp_path / "bad.jsonl"
+    bad.write_text("no json\n")
+    for words, wanted in (
+        (["import", str(bad)], "bad.jsonl: line 1"),
+        (["import", str(tmp_path / "gone")], "gone: No such file"),
+        (["merge", str(tmp_path)], "is a folder"),
+        (["merge", str(tmp_path / "gone")], "is no file"),
+    ):
+        assert main(["db", *words, "--database", str(path)]) == 1
+        assert wanted in capsys.readouterr().err

@@ -226,6 +226,8 @@ def test_nothing_to_time():
         interleave({})
     with pytest.raises(ArgumentError, match="rounds=0"):
         interleave({"a": lambda calls: 0.0}, rounds=0)
+    with pytest.raises(ArgumentError, match="seconds='x'"):
+        optimize("i->", i=3).measure(seconds="x")
     with pytest.raises(ArgumentError, match="settle=-1"):
         interleave({"a": lambda calls: 0.0}, settle=-1)
     with pytest.raises(ArgumentError, match="seconds=-1"):

@@ -142,7 +142,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: replay(MATMUL.nest, [("fuse", (0,))]), "replay: no primitive 'fuse'; there are"),
     (lambda: parse_order(MATMUL.nest, "m x k n"), "'x' is no `axis:step`"),
     (lambda: parse_order(MATMUL.nest, "m:y k n"), "'m:y' is no `axis:step`"),
-    (lambda: parse_order(MATMUL.nest, "m k"), r"loops over n have steps \[\]; the last must be 1"),
+    (lambda: parse_order(MATMUL.nest, "m k"), "no loop over n; every axis needs one"),
+    (
+        lambda: parse_order(MATMUL.nest, "m k n:4"),
+        r"loops over n have steps \[4\]; the last must be",
+    ),
+    (lambda: parse_order(MATMUL.nest, "m k n n"), "two loops over n have a step of 1"),
     (lambda: parse_order(MATMUL.nest, "m:4 k n"), r"over m have steps \[4\]"),
     (lambda: parse_order(MATMUL.nest, "m:4 m:3 m k n"), "step 4 over m is no multiple of 3"),
 ]

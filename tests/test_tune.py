@@ -77,6 +77,8 @@ def test_bad_arguments_are_named(arguments, error, message):
 
 
 def test_bad_specs_are_named():
+    with pytest.raises(SpecError, match="label 'm' has two sizes, 2 in sizes and 3"):
+        looptune.optimize("mk,kn->mn", sizes={"m": 2, "k": 3, "n": 4}, m=3)
     with pytest.raises(SpecError, match="spec is a int"):
         looptune.optimize(3)
     plan = workloads.matmul(2, 2, 2)

@@ -122,8 +122,9 @@ def as_array(operand: Any, position: int) -> np.ndarray:
             return np.asarray(operand)
         return np.asarray(memoryview(operand))
     except (TypeError, BufferError, RuntimeError, ValueError) as reason:
+        name = f"operand {position}" if position >= 0 else "out"
         raise ArgumentTypeError(
-            f"operand {position} is a {type(operand).__name__} that shares no CPU memory "
+            f"{name} is a {type(operand).__name__} that shares no CPU memory "
             f"({reason}); a NumPy array, a buffer or a CPU tensor would do"
         ) from reason
 
