@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from looptune.dtypes import is_narrow
 from looptune.ir import Nest, Operand
 from looptune.lower.form import register_budget, within_reach
 from looptune.prices import SWEEP_STEPS, Candidate, Prices, cycles, least_cycles, prices_of
@@ -343,16 +344,21 @@ def unroll_innermost(schedule: Schedule, target: Target, tile: Mapping[int, int]
 def share(schedule: Schedule, threads: int) -> Schedule:
     """Mark the outermost spatial loop with enough trips for the threads as parallel.
 
-    A nest of less work than it takes to wake a thread stays with one.
+    A nest of less work than it takes to wake a thread stays with one; so does one whose narrow
+    output is visited again, since its partial sums lie in a write cache around all reductions.
     """
     nest = schedule.nest
+    narrow = is_narrow(nest.output.dtype)
     if threads < 2 or (nest.flops < SHARED_FLOPS and nest.min_bytes < SHARED_BYTES):
         return schedule
     caches = [pack.at for pack in schedule.packs if pack.operand == 0]
     last = min((at if isinstance(at, int) else -1 for at in caches), default=len(schedule.loops))
     seen: set[int] = set()
     for at, loop in enumerate(schedule.loops[: last + 1]):
-        outermost = loop.axis not in seen and not nest.axes[loop.axis].reduction
+        reduction = nest.axes[loop.axis].reduction
+        if reduction and narrow and schedule.trips(at) > 1:
+            break
+        outermost = loop.axis not in seen and not reduction
         seen.add(loop.axis)
         if outermost and schedule.trips(at) >= threads:
             return parallel(schedule, at)

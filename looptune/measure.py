@@ -75,11 +75,12 @@ def interleave(
     """Time the contenders in turn, `rounds` times, about `seconds` in all.
 
     Calls per sample are set once, from a first timing, so that each contender gets an equal
-    share of the time. `settle` seconds go by before each sample, and a call that is not timed:
-    idle threads of the contender before spin for a while, on the cores that this one needs.
+    share of the time. With `settle`, so many seconds go by before each sample, and then a sample
+    that does not count: idle threads of the contender before spin for a while, on cores that this
+    one needs, and the scheduler takes milliseconds to spread those that wake.
     """
     spans = (seconds, settle)
-    timed = all(isinstance(span, int | float) and span >= 0 for span in spans)
+    timed = all(isinstance(span, int | float) and 0 <= span < math.inf for span in spans)
     if not contenders or rounds < 1 or not timed:
         raise ArgumentError(
             f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds!r}, "
@@ -99,7 +100,7 @@ def interleave(
         for name in names[first:] + names[:first]:
             if settle:
                 time.sleep(settle)
-                contenders[name](1)
+                contenders[name](calls[name])
             found[name].append(contenders[name](calls[name]) / calls[name])
     return {name: Samples(tuple(values)) for name, values in found.items()}
 

@@ -196,7 +196,7 @@ class Clock:
         return python_sampler(call, self)
 
 
-def test_contenders_settle_before_each_sample_and_make_a_call_that_is_not_timed(monkeypatch):
+def test_contenders_settle_before_each_sample_and_take_one_that_does_not_count(monkeypatch):
     done: list[str] = []
     monkeypatch.setattr(measure.time, "sleep", lambda seconds: done.append(f"rest {seconds}"))
 
@@ -209,7 +209,7 @@ def test_contenders_settle_before_each_sample_and_make_a_call_that_is_not_timed(
 
     interleave({"a": sampler("a"), "b": sampler("b")}, rounds=2, seconds=4.0, settle=0.5)
     rest, first = "rest 0.5", [["rest 0.5", *4 * [f"{name}1"]] for name in "ab"]
-    a, b = [rest, "a1", "a10"], [rest, "b1", "b10"]
+    a, b = [rest, "a10", "a10"], [rest, "b10", "b10"]
     assert done == [*first[0], *first[1], *a, *b, *b, *a]
 
 

@@ -135,3 +135,26 @@ def test_rows_that_share_a_cache_set_are_no_more_than_it_has_ways(k: int) -> Non
     assert option is not None
     rows = dict(option.tile)[0]
     assert rows <= 8 if k % 1024 == 0 else rows > 8
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        ("mk,kn->mn", {"m": 1, "k": 2909, "n": 48}),
+        ("bkm,bk->bm", {"b": 1, "k": 2999, "m": 46}),
+        ("kjm,j->km", {"k": 77, "j": 134, "m": 61}),
+        ("km,k->m", {"k": 999, "m": 100}),
+        ("mk,kn->mn", {"m": 100, "k": 200, "n": 300}),
+    ],
+)
+def test_threads_never_share_partial_sums_of_a_narrow_output(spec, sizes, dtype, target):
+    (nest,) = einsum(spec, sizes=sizes, dtype=dtype).nests
+    for threads in (2, 3, 7):
+        assert lower(default_schedule(nest, target, threads), target)
+
+
+def test_threads_share_a_narrow_output_that_is_visited_once():
+    (nest,) = einsum("mk,kn->mn", sizes={"m": 100, "k": 200, "n": 300}, dtype="bfloat16").nests
+    assert default_schedule(nest, TARGETS["avx2"], 2).parallel == 0

@@ -323,20 +323,6 @@ held = tiny(COUNT_TRIPS, 400, 400)
 held.entry.threads = 3
 {body}
 """
-CORES = """
-for _ in range(2000):
-    vector(held, 400)  # workers that meet their caller on a core leave it
-allowed = os.sched_getaffinity(0)
-each = [os.sched_getaffinity(int(name)) for name in os.listdir("/proc/self/task")]
-assert len(each) == 3, each
-assert all(cores and cores <= allowed for cores in each), (each, allowed)
-for name in os.listdir("/proc/self/task"):
-    os.sched_setaffinity(int(name), {min(allowed)})  # as taskset does
-for _ in range(2000):
-    assert (vector(held, 400) == 1).all()
-each = [os.sched_getaffinity(int(name)) for name in os.listdir("/proc/self/task")]
-assert each == 3 * [{min(allowed)}], each
-"""
 FORK = """
 assert (vector(held, 400) == 1).all()
 child = os.fork()
@@ -382,7 +368,6 @@ assert len(workers) == 2, masks
 BODIES = {
     "fork": FORK,
     "fork while busy": FORK_WHILE_BUSY,
-    "workers keep to the cores of the process": CORES,
     "no thread to be had": NO_THREADS,
     "workers take no signals": SIGNALS,
 }

@@ -5,21 +5,17 @@
  * Python path then accepts or refuses with a typed error. The code of a stage is
  * f(operand pointers, scratch, begin, end); the kernel object keeps it alive.
  */
-#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #define ALIGNMENT 64
 #define MAX_DIMS 64 /* NumPy's own limit */
@@ -65,8 +61,7 @@ static PyObject *out_name, *entry_type;
 /* ---- threads: a small pool; the caller always works, too ----
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
- * their workers awake, and an idle pool burns nothing. A worker that ran where the caller runs now
- * is kept off that core: left alone, the scheduler may have both on one for several milliseconds.
+ * their workers awake, and an idle pool burns nothing.
  */
 
 typedef struct {
@@ -78,12 +73,6 @@ typedef struct {
     _Atomic int64_t next;
 } Job;
 
-typedef struct { /* all under the pool's lock */
-    pid_t id;
-    int core; /* where it was last seen, -1 if unknown */
-    cpu_set_t home, given; /* where it may be, and all of that but one core, once we said so */
-} Worker;
-
 static struct {
     pthread_mutex_t busy; /* held by the caller that uses the pool */
     pthread_mutex_t lock;
@@ -92,7 +81,6 @@ static struct {
     _Atomic int running;
     _Atomic uint64_t generation;
     Job *job;
-    Worker threads[MAX_THREADS];
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
@@ -161,33 +149,13 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-/* Keep workers that were last seen on the caller's core off it. */
-static void leave_core(int workers)
+static void *worker(void *unused)
 {
-    int core = sched_getcpu();
-    for (int i = 0; i < workers && core >= 0; i++) {
-        Worker *each = &pool.threads[i];
-        cpu_set_t now;
-        if (each->core != core || sched_getaffinity(each->id, sizeof now, &now))
-            continue;
-        if (!CPU_EQUAL(&now, &each->given)) /* as it started, or as somebody else wants it */
-            each->home = now;
-        each->given = each->home;
-        CPU_CLR(core, &each->given);
-        each->core = -1;
-        if (CPU_COUNT(&each->given))
-            sched_setaffinity(each->id, sizeof each->given, &each->given);
-    }
-}
-
-static void *worker(void *place)
-{
-    Worker *self = place;
+    (void)unused;
     uint64_t seen = 0;
     void *own = NULL; /* private scratch, kept for the next job */
     size_t own_bytes = 0;
     pthread_mutex_lock(&pool.lock);
-    self->id = (pid_t)syscall(SYS_gettid);
     for (;;) {
         while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
             pthread_cond_wait(&pool.wake, &pool.lock);
@@ -204,7 +172,6 @@ static void *worker(void *place)
         if (job->private_bytes <= own_bytes) /* else the others do its share */
             do_chunks(job, job->private_bytes ? own : job->scratch);
         pthread_mutex_lock(&pool.lock);
-        self->core = sched_getcpu();
         if (--pool.running == 0)
             pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
@@ -224,13 +191,8 @@ static void grow_pool(int wanted)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (pool.workers < wanted) {
-        Worker *place = &pool.threads[pool.workers];
-        *place = (Worker){.core = -1};
-        if (pthread_create(&thread, &attributes, worker, place))
-            break;
+    while (pool.workers < wanted && !pthread_create(&thread, &attributes, worker, NULL))
         pool.workers++;
-    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -250,7 +212,6 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
                stage->trips, chunk > 0 ? chunk : 1, 0};
     pthread_mutex_lock(&pool.lock);
     grow_pool(threads - 1);
-    leave_core(pool.workers);
     pool.job = &job;
     pool.seats = threads - 1;
     pool.generation++;
