@@ -323,6 +323,18 @@ held = tiny(COUNT_TRIPS, 400, 400)
 held.entry.threads = 3
 {body}
 """
+CORES = """
+def affinities():
+    return [os.sched_getaffinity(int(name)) for name in os.listdir("/proc/self/task")]
+allowed = os.sched_getaffinity(0)
+for wanted in [allowed, *({core} for core in allowed), allowed, {min(allowed)}, allowed]:
+    for name in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(name), wanted)  # as taskset does
+    for _ in range(500):
+        assert (vector(held, 400) == 1).all()
+    assert len(affinities()) == 3
+    assert all(cores and cores <= wanted for cores in affinities()), (wanted, affinities())
+"""
 FORK = """
 assert (vector(held, 400) == 1).all()
 child = os.fork()
@@ -368,6 +380,7 @@ assert len(workers) == 2, masks
 BODIES = {
     "fork": FORK,
     "fork while busy": FORK_WHILE_BUSY,
+    "workers keep to the cores that they are given": CORES,
     "no thread to be had": NO_THREADS,
     "workers take no signals": SIGNALS,
 }

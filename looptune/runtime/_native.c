@@ -5,17 +5,21 @@
  * Python path then accepts or refuses with a typed error. The code of a stage is
  * f(operand pointers, scratch, begin, end); the kernel object keeps it alive.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ALIGNMENT 64
 #define MAX_DIMS 64 /* NumPy's own limit */
@@ -61,7 +65,9 @@ static PyObject *out_name, *entry_type;
 /* ---- threads: a small pool; the caller always works, too ----
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
- * their workers awake, and an idle pool burns nothing.
+ * their workers awake, and an idle pool burns nothing. A worker last seen on the caller's core is
+ * sent to another, and free to go anywhere again once it is there: left alone, the scheduler may
+ * keep both on one core for several milliseconds.
  */
 
 typedef struct {
@@ -73,6 +79,13 @@ typedef struct {
     _Atomic int64_t next;
 } Job;
 
+typedef struct { /* under the pool's lock */
+    pid_t id;
+    int core; /* where it was last seen, -1 if unknown */
+    int sent; /* from `home`, where it may be, to `given`, all of that but the caller's core */
+    cpu_set_t home, given;
+} Worker;
+
 static struct {
     pthread_mutex_t busy; /* held by the caller that uses the pool */
     pthread_mutex_t lock;
@@ -81,6 +94,7 @@ static struct {
     _Atomic int running;
     _Atomic uint64_t generation;
     Job *job;
+    Worker threads[MAX_THREADS];
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
@@ -149,17 +163,47 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-static void *worker(void *unused)
+/* Send workers that were last seen on the caller's core to others that both may use. */
+static void leave_core(int workers)
 {
-    (void)unused;
+    int core = sched_getcpu();
+    for (int i = 0; i < workers && core >= 0; i++) {
+        Worker *each = &pool.threads[i];
+        cpu_set_t ours;
+        if (each->core != core || each->sent
+            || sched_getaffinity(each->id, sizeof each->home, &each->home)
+            || sched_getaffinity(0, sizeof ours, &ours))
+            continue;
+        CPU_AND(&each->given, &each->home, &ours);
+        CPU_CLR(core, &each->given);
+        each->sent = CPU_COUNT(&each->given)
+            && !sched_setaffinity(each->id, sizeof each->given, &each->given);
+    }
+}
+
+/* A worker that was sent away is there: it may be where it could before, unless somebody else
+ * has said otherwise meanwhile. */
+static void arrive(Worker *self)
+{
+    cpu_set_t now;
+    if (self->sent && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &self->given))
+        sched_setaffinity(0, sizeof self->home, &self->home);
+    self->sent = 0;
+}
+
+static void *worker(void *place)
+{
+    Worker *self = place;
     uint64_t seen = 0;
     void *own = NULL; /* private scratch, kept for the next job */
     size_t own_bytes = 0;
     pthread_mutex_lock(&pool.lock);
+    self->id = (pid_t)syscall(SYS_gettid);
     for (;;) {
         while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
             pthread_cond_wait(&pool.wake, &pool.lock);
         seen = pool.generation;
+        arrive(self);
         Job *job = pool.job;
         pool.seats--;
         pool.running++;
@@ -172,6 +216,7 @@ static void *worker(void *unused)
         if (job->private_bytes <= own_bytes) /* else the others do its share */
             do_chunks(job, job->private_bytes ? own : job->scratch);
         pthread_mutex_lock(&pool.lock);
+        self->core = sched_getcpu();
         if (--pool.running == 0)
             pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
@@ -191,8 +236,13 @@ static void grow_pool(int wanted)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (pool.workers < wanted && !pthread_create(&thread, &attributes, worker, NULL))
+    while (pool.workers < wanted) {
+        Worker *place = &pool.threads[pool.workers];
+        *place = (Worker){.core = -1};
+        if (pthread_create(&thread, &attributes, worker, place))
+            break;
         pool.workers++;
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -212,6 +262,7 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
                stage->trips, chunk > 0 ? chunk : 1, 0};
     pthread_mutex_lock(&pool.lock);
     grow_pool(threads - 1);
+    leave_core(pool.workers);
     pool.job = &job;
     pool.seats = threads - 1;
     pool.generation++;
