@@ -8,8 +8,12 @@ fault; 0.1.14.post1 works.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,10 @@ import numpy as np
 from experiments.contenders import Built, Contender, Problem
 from looptune.bench import plain
 from looptune.errors import MeasurementError, UnsupportedError
-from looptune.host import available_cores
+from looptune.host import available_cores, fingerprint
 from looptune.ir import Nest, Operand
 
+TUNED = Path("experiments/.tuned")  # what MetaSchedule found, on this machine
 BUILD_SECONDS = 300.0  # a worker of its builder takes 20 s to start on a busy machine
 
 
@@ -35,19 +40,16 @@ def build(contender: Contender, problem: Problem) -> Built:
         "num-cores": problem.threads,
     })  # fmt: skip
     module = tvm.IRModule({"main": definition(plan.nests[0])})
-    if contender.way == "metaschedule":
-        import tvm.s_tir.tensor_intrin  # parses GPU intrinsics for 30 s, which is not tuning
-
-    start = time.perf_counter()
-    note = "no schedule"
+    note, searched = "no schedule", 0.0
     if contender.way == "metaschedule":
         trials = int(contender.budget or 64)
-        module = tuned(module, target, trials, problem.seed)
+        module, searched = kept(module, target, trials, problem.seed)
         note = f"{trials} trials"
     elif contender.way != "default":
         raise UnsupportedError(f"{contender}: tvm/default or tvm/metaschedule@TRIALS would do")
+    start = time.perf_counter()
     executable = tvm.compile(module, target=target)
-    tune_s = time.perf_counter() - start
+    tune_s = searched + time.perf_counter() - start
     arrays = [problem.arrays[tensor.name] for tensor in (*plan.inputs, plan.output)]
     operands = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]
 
@@ -123,6 +125,29 @@ def padded(operand: Operand, tensor: Any, nest: Nest) -> tuple[Any, list[tuple[A
         return tirx.if_then_else(tirx.all(*inside), tensor[moved], fill)
 
     return te.compute(shape, element, name=f"{operand.name}_padded"), pairs
+
+
+def kept(module: Any, target: Any, trials: int, seed: int) -> tuple[Any, float]:
+    """What `tuned` finds and the seconds it took, once on a machine: a new kernel of ours does not
+    call for a new search of theirs. Raises as `tuned` does."""
+    import tvm
+
+    text = json.dumps([tvm.ir.save_json(module), str(target), trials, seed, fingerprint().digest])
+    digest = hashlib.sha256(f"{tvm.__version__} {text}".encode()).hexdigest()
+    path = TUNED / f"{digest[:32]}.json"
+    if path.exists():
+        record = json.loads(path.read_text())
+        return tvm.ir.load_json(record["module"]), record["seconds"]
+    import tvm.s_tir.tensor_intrin  # parses GPU intrinsics for 30 s, which is not tuning
+
+    start = time.perf_counter()
+    found = tuned(module, target, trials, seed)
+    seconds = time.perf_counter() - start
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"seconds": seconds, "module": tvm.ir.save_json(found)}))
+    os.replace(part, path)
+    return found, seconds
 
 
 def tuned(module: Any, target: Any, trials: int, seed: int) -> Any:
