@@ -181,14 +181,16 @@ static void leave_core(int workers)
     }
 }
 
-/* A worker that was sent away is there: it may be where it could before, unless somebody else
- * has said otherwise meanwhile. */
-static void arrive(Worker *self)
+/* A worker that was sent away has woken elsewhere, or the job is over: it may be where it could
+ * before, unless somebody else has said otherwise meanwhile. None stays away between jobs, when an
+ * affinity that a user sets could be the very one that it was given. */
+static void arrive(Worker *each)
 {
     cpu_set_t now;
-    if (self->sent && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &self->given))
-        sched_setaffinity(0, sizeof self->home, &self->home);
-    self->sent = 0;
+    if (each->sent && !sched_getaffinity(each->id, sizeof now, &now)
+        && CPU_EQUAL(&now, &each->given))
+        sched_setaffinity(each->id, sizeof each->home, &each->home);
+    each->sent = 0;
 }
 
 static void *worker(void *place)
@@ -271,6 +273,8 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     do_chunks(&job, scratch);
     pthread_mutex_lock(&pool.lock);
     pool.job = NULL; /* a worker that wakes only now has nothing to join */
+    for (int i = 0; i < pool.workers; i++)
+        arrive(&pool.threads[i]);
     pthread_mutex_unlock(&pool.lock);
     await_workers();
     pthread_mutex_lock(&pool.lock);
