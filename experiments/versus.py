@@ -26,6 +26,7 @@ from experiments.contenders import Contender, contender_named
 from experiments.contenders.arena import Arena, Rules
 from looptune.errors import LooptuneError
 from looptune.host import fingerprint, host_target
+from looptune.lower import GENERATOR_VERSION
 from looptune.measure import geomean, peak_flops
 from looptune.workloads.suites import Workload
 
@@ -52,7 +53,8 @@ def exit_code(main: Callable[[], int]) -> int:
 
 def versions() -> dict[str, str]:
     """The libraries that are here."""
-    found = {"python": platform.python_version(), "looptune": looptune.__version__}
+    ours = f"{looptune.__version__}, generator {GENERATOR_VERSION}"
+    found = {"python": platform.python_version(), "looptune": ours}
     for name in LIBRARIES:
         try:
             found[name] = version(name)

@@ -28,7 +28,7 @@ from looptune.dbcli import JOBS as DATABASE_JOBS
 from looptune.dbcli import add_jobs, opened
 from looptune.default import default_schedule
 from looptune.dtypes import ARGUMENTS
-from looptune.errors import LooptuneError, SpecError, UnsupportedError
+from looptune.errors import ArgumentError, LooptuneError, SpecError, UnsupportedError
 from looptune.host import fingerprint, host_isas, host_target, thread_count
 from looptune.ir import Plan
 from looptune.measure import (
@@ -545,7 +545,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (SpecError, UnsupportedError) as error:
+    except (SpecError, UnsupportedError, ArgumentError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 2
     except (LooptuneError, MemoryError, OSError) as error:

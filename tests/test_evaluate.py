@@ -525,9 +525,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "code", "message"),
         [
-            ("--sets ,", 1, "some of"),
-            ("--sets pool", 1, "sets ['pool']; some of"),
-            ("--model --best 1", 1, "takes no time"),
+            ("--sets ,", 2, "some of"),
+            ("--sets pool", 2, "sets ['pool']; some of"),
+            ("--model --best 1", 2, "takes no time"),
             ("--budgets 0,soon", 2, "'soon' is no number of seconds"),
             ("--model --measured", 2, "not allowed with"),
             ("--policy none.npz", 1, "none.npz"),
