@@ -181,5 +181,5 @@ def test_an_address_needs_runners(config: train.TrainConfig, tmp_path: Path) -> 
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(tmp_path / "run"), "--stages", "sleep"]) == 1
+    assert main(["train", str(tmp_path / "run"), "--stages", "sleep"]) == 2
     assert "stages ['sleep']" in capsys.readouterr().err
