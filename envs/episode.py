@@ -8,6 +8,7 @@ the way the change of the same by the cost model, the potential of Ng, Harada an
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
@@ -88,7 +89,7 @@ def observation_space(table: ActionTable) -> spaces.Dict:
     return spaces.Dict(found)
 
 
-class GraphEnv(gymnasium.Env[Observation, np.int64]):
+class GraphEnv(gymnasium.Env[Observation, np.int64], ABC):
     """Base of `looptune/Construct-v0` and `looptune/LoopNest-v0`.
 
     `problems` draws a `Problem` from a generator; `reset(options={"nest": ..., "target": ...,
@@ -126,9 +127,9 @@ class GraphEnv(gymnasium.Env[Observation, np.int64]):
         self.taken: list[str] = []
         self.refused = 0
 
+    @abstractmethod
     def started(self, problem: Problem, options: Mapping[str, Any]) -> State:
         """The first state of an episode."""
-        raise NotImplementedError
 
     @property
     def state(self) -> State:

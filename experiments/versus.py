@@ -52,9 +52,11 @@ def exit_code(main: Callable[[], int]) -> int:
 
 
 def versions() -> dict[str, str]:
-    """The libraries that are here."""
-    ours = f"{looptune.__version__}, generator {GENERATOR_VERSION}"
-    found = {"python": platform.python_version(), "looptune": ours}
+    """Of Python, of ours with its generator, and of the libraries that are here."""
+    found = {
+        "python": platform.python_version(), "looptune": looptune.__version__,
+        "generator": str(GENERATOR_VERSION),
+    }  # fmt: skip
     for name in LIBRARIES:
         try:
             found[name] = version(name)

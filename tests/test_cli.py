@@ -105,9 +105,7 @@ def test_usage_errors_are_one_line_and_exit_2(capsys, words, message):
     assert err.count("\n") == 1
 
 
-def test_arguments_from_the_environment_and_sets_that_are_none_exit_2(capsys, monkeypatch):
-    pytest.importorskip("gymnasium")
-    assert run(capsys, "eval", "--sets", "luck")[0] == 2
+def test_bad_values_from_the_environment_exit_2(capsys, monkeypatch):
     monkeypatch.setenv("LOOPTUNE_NUM_THREADS", "many")
     code, out, err = run(capsys, "optimize", *"matmul 8 8 8".split())
     assert (code, out) == (2, "")

@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments import end_to_end, matmul25, matmul2197, tuning_curve, versus
-from experiments.contenders import Built, Contender, Problem, build, contender_named, process
+from experiments.contenders import Built, Contender, Problem, build, contender_named, process, tvm
 from experiments.contenders.arena import Arena, Lost, Rules
 from looptune.errors import ArgumentError, LooptuneError, MeasurementError, VerificationError
 from looptune.reference import verify
@@ -180,6 +182,34 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(made) == 3, "what failed for want of a library is tried again"
     with pytest.raises(versus.StaleResultError, match="has another config"):
         versus.compare(jobs, Rules(seconds=3.0), path, "command")
+    monkeypatch.setattr(versus, "GENERATOR_VERSION", 0)
+    with pytest.raises(versus.StaleResultError, match="has another versions"):
+        versus.compare(jobs, Rules(), path, "command")
+
+
+def test_metaschedule_searches_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[int] = []
+
+    def tuned(module: str, target: str, trials: int, seed: int) -> str:
+        searches.append(trials)
+        return f"{module} tuned"
+
+    fake = SimpleNamespace(ir=SimpleNamespace(save_json=str, load_json=str), __version__="0")
+    for name in ("tvm", "tvm.s_tir", "tvm.s_tir.tensor_intrin"):
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setattr(tvm, "TUNED", tmp_path / "tuned")
+    monkeypatch.setattr(tvm, "tuned", tuned)
+    first = tvm.kept("module", "target", 64, 0)
+    assert first[0] == "module tuned"
+    assert tvm.kept("module", "target", 64, 0) == first
+    assert searches == [64]
+    for other in (
+        ("nest", "target", 64, 0),
+        ("module", "target", 16, 0),
+        ("module", "host", 64, 0),
+    ):
+        tvm.kept(*other)
+    assert searches == [64, 64, 16, 64]
 
 
 def test_the_25_matmuls_and_the_long_run_on_two() -> None:

@@ -24,7 +24,7 @@ from looptune.errors import MeasurementError, UnsupportedError
 from looptune.host import available_cores, fingerprint
 from looptune.ir import Nest, Operand
 
-TUNED = Path("experiments/.tuned")  # what MetaSchedule found, on this machine
+TUNED = Path(__file__).parents[1] / ".tuned"  # what MetaSchedule found, on this machine
 BUILD_SECONDS = 300.0  # a worker of its builder takes 20 s to start on a busy machine
 
 
@@ -128,8 +128,8 @@ def padded(operand: Operand, tensor: Any, nest: Nest) -> tuple[Any, list[tuple[A
 
 
 def kept(module: Any, target: Any, trials: int, seed: int) -> tuple[Any, float]:
-    """What `tuned` finds and the seconds it took, once on a machine: a new kernel of ours does not
-    call for a new search of theirs. Raises as `tuned` does."""
+    """The module that `tuned` finds and the seconds it took, searched once on a machine: a new
+    kernel of ours does not call for a new search of theirs. Raises as `tuned` does."""
     import tvm
 
     text = json.dumps([tvm.ir.save_json(module), str(target), trials, seed, fingerprint().digest])
