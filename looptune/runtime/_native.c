@@ -65,9 +65,10 @@ static PyObject *out_name, *entry_type;
 /* ---- threads: a small pool; the caller always works, too ----
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
- * their workers awake, and an idle pool burns nothing. A worker last seen on the caller's core is
- * sent to another, and free to go anywhere again once it is there: left alone, the scheduler may
- * keep both on one core for several milliseconds.
+ * their workers awake, and an idle pool burns nothing. A worker that sleeps, or was last seen on the
+ * caller's core, is sent to another, and free to go anywhere again once it is there: left alone, the
+ * scheduler may keep both on one core for several milliseconds. It wakes threads beside their waker
+ * where no core looks idle, and in a guest of KVM no halted core does (it counts as preempted).
  */
 
 typedef struct {
@@ -82,6 +83,7 @@ typedef struct {
 typedef struct { /* under the pool's lock */
     pid_t id;
     int core; /* where it was last seen, -1 if unknown */
+    int asleep; /* or woken, but not yet running */
     int sent; /* from `home`, where it may be, to `given`, all of that but the caller's core */
     cpu_set_t home, given;
 } Worker;
@@ -163,19 +165,20 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-/* Send workers that were last seen on the caller's core to others that both may use. */
+/* Send workers that would compete for the caller's core to others that both may use. */
 static void leave_core(int workers)
 {
     int core = sched_getcpu();
-    for (int i = 0; i < workers && core >= 0; i++) {
+    cpu_set_t ours;
+    if (core < 0 || sched_getaffinity(0, sizeof ours, &ours))
+        return;
+    CPU_CLR(core, &ours);
+    for (int i = 0; i < workers; i++) {
         Worker *each = &pool.threads[i];
-        cpu_set_t ours;
-        if (each->core != core || each->sent
-            || sched_getaffinity(each->id, sizeof each->home, &each->home)
-            || sched_getaffinity(0, sizeof ours, &ours))
+        if (each->sent || !(each->asleep || each->core == core)
+            || sched_getaffinity(each->id, sizeof each->home, &each->home))
             continue;
         CPU_AND(&each->given, &each->home, &ours);
-        CPU_CLR(core, &each->given);
         each->sent = CPU_COUNT(&each->given)
             && !sched_setaffinity(each->id, sizeof each->given, &each->given);
     }
@@ -202,8 +205,10 @@ static void *worker(void *place)
     pthread_mutex_lock(&pool.lock);
     self->id = (pid_t)syscall(SYS_gettid);
     for (;;) {
+        self->asleep = 1;
         while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
             pthread_cond_wait(&pool.wake, &pool.lock);
+        self->asleep = 0;
         seen = pool.generation;
         arrive(self);
         Job *job = pool.job;
