@@ -152,11 +152,16 @@ def unpacked(nest: Nest, option: Candidate) -> Iterator[Operand]:
 
 
 def tiles(nest: Nest, target: Target, option: Candidate) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Register tiles: vectors along the vector axis times rows of one other spatial axis."""
+    """Register tiles: vectors along the vector axis times rows of one other spatial axis.
+
+    The row axes come in the order of how near their rows lie in an input: at the same price the
+    nearer are better.
+    """
     vector = option.vector
     budget = register_budget(nest, target)
     lanes = target.lanes(nest.dtype)
-    spatial = [a for a in nest.spatial if a != vector and nest.axes[a].extent > 1]
+    others = (a for a in nest.spatial if a != vector and nest.axes[a].extent > 1)
+    spatial = sorted(others, key=lambda a: nearest(nest, a))
     if nest.axes[vector].reduction:
         widths: list[int | None] = [None]
     else:
@@ -169,6 +174,13 @@ def tiles(nest: Nest, target: Target, option: Candidate) -> Iterator[tuple[tuple
         for axis in spatial:
             for rows in row_counts(nest.axes[axis].extent, budget // (width or 1)):
                 yield (*head, (axis, rows))
+
+
+def nearest(nest: Nest, axis: int) -> float:
+    """The least distance, in elements, that a step along an axis moves an input that it moves."""
+    return min(
+        (abs(op.stride_of(axis)) for op in nest.inputs if op.stride_of(axis)), default=math.inf
+    )
 
 
 def row_counts(extent: int, most: int) -> list[int]:

@@ -180,7 +180,9 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
     rows = [(stride, extent) for stride, extent in moved if stride >= LINE_BYTES]
     along = operand.stride_of(vector) != 0
     reused = any(nest.axes[a].extent > 1 and not operand.stride_of(a) for a in nest.spatial)
-    line = LINE_APART + (0.0 if along and reused else far)
+    # Vectors that are whole lines come from the second level about as fast as in sequence.
+    hidden = wide >= 1 and operand.stride_of(vector) == 1 and not far
+    line = (LINE_NEAR if hidden else LINE_APART) + (0.0 if along and reused else far)
     pages = math.prod(max(1.0, extent * min(1.0, stride / PAGE_BYTES)) for stride, extent in rows)
     miss = 0.0
     if rows and pages > TLB_PAGES:

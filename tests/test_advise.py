@@ -80,11 +80,18 @@ def test_no_time_still_gives_a_schedule() -> None:
     assert advise(policy(0.1), NEST, AVX2, seconds=0.0, clock=lambda: float(next(now)))
 
 
+LONG = 4 * SECONDS  # time enough on a busy machine, too
+
+
 class Delayed(Policy):
-    """A policy whose process has to wait for a core."""
+    """A policy whose process has to wait for a core, once and for long."""
+
+    waited = False
 
     def log_probabilities(self, states: Sequence[Construction]) -> np.ndarray:
-        time.sleep(SECONDS)
+        if not self.waited:
+            time.sleep(LONG)
+            self.waited = True
         return super().log_probabilities(states)
 
 
@@ -92,9 +99,10 @@ def test_waiting_for_a_core_changes_no_advice() -> None:
     fast = policy(0.1)
     slow = Delayed(fast.architecture, fast.arrays, gain=fast.gain)
     said = [
-        [(each.gain, each.schedule.actions) for each in advise(asked, NEST, AVX2)]
+        [(each.gain, each.schedule.actions) for each in advise(asked, NEST, AVX2, seconds=LONG)]
         for asked in (fast, slow)
     ]
+    assert slow.waited
     assert said[0] == said[1]
 
 
