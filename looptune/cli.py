@@ -39,14 +39,15 @@ from looptune.measure import (
     python_sampler,
     random_arrays,
     ratio,
-    stream_bandwidth,
 )
+from looptune.roofline import keep, measure_roofline
 from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
 from looptune.search import STRATEGIES, STRATEGY
 from looptune.target import TARGETS
 from looptune.tune import Budget, Report, optimize
 from looptune.tune import compile as compile_plan
+from looptune.tune import opened as database_of
 from looptune.tuner import Interrupted
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
 from looptune.workloads.suites import Workload, load
@@ -86,8 +87,11 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--rounds", type=count, default=15, help="interleaved rounds a workload")
     job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
 
-    help_text = "measure peak FLOPS and streaming bandwidth of one core"
-    jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
+    help_text = "measure peak FLOPS and streaming bandwidth, and keep them in the database"
+    job = jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
+    job.add_argument("--threads", type=count, default=1, help="that many at once; default: 1")
+    help_text = "a file, or none; default: the user's"
+    job.add_argument("--database", default="default", metavar="PATH", help=help_text)
     add_jobs(jobs.add_parser("db", help="look at, carry or prune the database"), [output_options()])
     help_text = "train a policy, from the shipped measurements to a checkpoint"
     job = jobs.add_parser("train", help=help_text)
@@ -434,20 +438,24 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def run_peak(args: argparse.Namespace) -> int:
-    """Measure the roofline of one core."""
-    target = host_target(args.target)
-    flops = {dtype: peak_flops(target, dtype) / 1e9 for dtype in ("float32", "float64")}
-    footprints = (16 << 10, 512 << 10, 8 << 20, 256 << 20)
-    streams = {size: stream_bandwidth(size) / 1e9 for size in footprints}
+    """Measure the roofline of so many threads."""
+    target, threads = host_target(args.target), thread_count(args.threads)
+    where = None if args.database == "none" else args.database
+    database = database_of(where, for_records=True)
+    found = measure_roofline(target, threads)
+    if database is not None:
+        keep(database, found)
+    flops = {dtype: rate / 1e9 for dtype, rate in found.flops.items()}
+    streams = {size: rate / 1e9 for size, rate in found.bandwidth.items()}
     result: dict[str, object] = {
         "schema": 1,
         "target": target.name,
+        "threads": threads,
         "gflops": flops,
         "stream_gbytes": {str(size): rate for size, rate in streams.items()},
     }
-    lines = [
-        f"{dtype}: {rate:.1f} GFLOPS, one core, {target.name}" for dtype, rate in flops.items()
-    ]
+    who = "one thread" if threads == 1 else f"{threads} threads"
+    lines = [f"{dtype}: {rate:.1f} GFLOPS, {who}, {target.name}" for dtype, rate in flops.items()]
     lines += [f"copy of {size >> 10} KiB: {rate:.1f} GB/s" for size, rate in streams.items()]
     write(args, result, "\n".join(lines))
     return 0

@@ -3,7 +3,8 @@
 A record belongs to a nest (dilation, strides, layout, dtype and epilogue are in its key), a
 target, a number of threads, a machine and a generator version; another machine's is a miss. It
 holds the list of actions and the posterior of log(anchor / candidate): count, mean, variance.
-Never machine code: what is looked up is generated and verified anew.
+Never machine code: what is looked up is generated and verified anew. Beside the records lie the
+rates that machines were found to reach at most (`looptune.roofline`).
 
 A file that is not looptune's is never touched; one of its own that is corrupt is moved aside.
 
@@ -23,7 +24,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,6 +53,12 @@ CREATE TABLE IF NOT EXISTS schedules (
     generator INTEGER NOT NULL, identity TEXT NOT NULL, actions TEXT NOT NULL,
     n INTEGER NOT NULL, mean REAL NOT NULL, variance REAL NOT NULL, created REAL NOT NULL,
     PRIMARY KEY (nest, target, threads, machine, generator, identity)
+) WITHOUT ROWID
+"""
+RATES = """
+CREATE TABLE IF NOT EXISTS rates (
+    machine TEXT NOT NULL, target TEXT NOT NULL, threads INTEGER NOT NULL, kind TEXT NOT NULL,
+    rate REAL NOT NULL, PRIMARY KEY (machine, target, threads, kind)
 ) WITHOUT ROWID
 """
 COLUMNS = (
@@ -238,6 +245,24 @@ class Database:
                 count += 1
         return count
 
+    def keep_rates(
+        self, machine: str, target: str, threads: int, rates: Mapping[str, float]
+    ) -> None:
+        """Keep what a machine can do at most, by kind, instead of what was kept before."""
+        place = (machine, target, threads)
+        with self.transaction() as handle:
+            handle.execute("DELETE FROM rates WHERE machine=? AND target=? AND threads=?", place)
+            handle.executemany(
+                "INSERT INTO rates VALUES (?, ?, ?, ?, ?)",
+                [(*place, kind, rate) for kind, rate in rates.items()],
+            )
+
+    def rates(self, machine: str, target: str, threads: int) -> dict[str, float]:
+        """What a machine can do at most, by kind; nothing where that was not kept."""
+        query = "SELECT kind, rate FROM rates WHERE machine=? AND target=? AND threads=?"
+        with self.lock:
+            return dict(self.connection().execute(query, (machine, target, threads)))
+
     def prune(self, *, machine: str | None = None, older_than: float | None = None) -> int:
         """Delete the records of other generator versions, of machines but this, or from before a
         time (seconds since the epoch); how many."""
@@ -249,6 +274,8 @@ class Database:
             clauses.append("created<?")
             values.append(older_than)  # type: ignore[arg-type]
         with self.transaction() as handle:
+            if machine is not None:
+                handle.execute("DELETE FROM rates WHERE machine<>?", (machine,))
             return handle.execute(
                 f"DELETE FROM schedules WHERE {' OR '.join(clauses)}", values
             ).rowcount
@@ -281,6 +308,7 @@ def prepared(name: str) -> sqlite3.Connection:
             if mode != "wal":  # some file systems cannot
                 handle.execute("PRAGMA journal_mode=DELETE")
         handle.execute(TABLE)
+        handle.execute(RATES)
         handle.execute(f"PRAGMA user_version={SCHEMA}")
     except BaseException:
         handle.close()

@@ -7,10 +7,12 @@ import json
 import pytest
 
 from looptune import bench, cli, measure
+from looptune.database import Database
 from looptune.errors import VerificationError
 from looptune.host import host_isas, host_target
 from looptune.measure import Samples, interleave, python_sampler, ratio
 from looptune.oracle import Oracle
+from looptune.roofline import kept
 from looptune.runtime.call import call_path
 from looptune.target import TARGETS
 from looptune.workloads import conv2d
@@ -130,9 +132,19 @@ def test_doctor_names_the_call_path(capsys):
 
 
 def test_peak_is_positive(capsys):
-    code, out, _ = run(capsys, "peak", "--json")
+    code, out, _ = run(capsys, "peak", "--json", "--database", "none")
     assert code == 0
     assert min(json.loads(out)["gflops"].values()) > 1
+
+
+def test_peak_of_two_threads_is_kept(capsys, tmp_path):
+    path = tmp_path / "kept.sqlite"
+    code, out, _ = run(capsys, "peak", "--threads", "2", "--database", str(path), "--json")
+    result = json.loads(out)
+    again = kept(Database(path), host_target(), result["threads"])
+    assert code == 0
+    assert {name: rate / 1e9 for name, rate in again.flops.items()} == result["gflops"]
+    assert {str(n): r / 1e9 for n, r in again.bandwidth.items()} == result["stream_gbytes"]
 
 
 @pytest.fixture
