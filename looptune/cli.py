@@ -67,12 +67,10 @@ def parser() -> argparse.ArgumentParser:
     help_text = "seconds to search for, each candidate verified and timed in a process of its own"
     options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)
     options.add_argument("--measurements", type=count, default=None, help="candidates to measure")
-    help_text = "a file, or none; default: the user's"
-    options.add_argument("--database", default="default", metavar="PATH", help=help_text)
     options.add_argument("--retune", action="store_true", help="search, whatever was found before")
     options.add_argument("--seed", type=int, default=0, help="of operands and random searches")
     add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
-                  [options, output_options()])  # fmt: skip
+                  [options, database_option(), output_options()])  # fmt: skip
 
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--what", choices=SHOWN, action="append", help="default: tree, explain")
@@ -88,10 +86,9 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
 
     help_text = "measure peak FLOPS and streaming bandwidth, and keep them in the database"
-    job = jobs.add_parser("peak", help=help_text, parents=[target_option(), output_options()])
-    job.add_argument("--threads", type=count, default=1, help="that many at once; default: 1")
-    help_text = "a file, or none; default: the user's"
-    job.add_argument("--database", default="default", metavar="PATH", help=help_text)
+    shared = [target_option(), database_option(), output_options()]
+    job = jobs.add_parser("peak", help=help_text, parents=shared)
+    job.add_argument("--threads", type=count, default=None, help="that many at once; default: 1")
     add_jobs(jobs.add_parser("db", help="look at, carry or prune the database"), [output_options()])
     help_text = "train a policy, from the shipped measurements to a checkpoint"
     job = jobs.add_parser("train", help=help_text)
@@ -179,6 +176,20 @@ def output_file(text: str) -> Path:
     if path.exists() and not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is read-only")
     return path
+
+
+def database_option() -> argparse.ArgumentParser:
+    """The database of a job; None for none."""
+    options = argparse.ArgumentParser(add_help=False)
+    help_text = "a file, or none; default: the user's"
+    options.add_argument("--database", type=path_or_none, default="default", metavar="PATH",
+                         help=help_text)  # fmt: skip
+    return options
+
+
+def path_or_none(text: str) -> str | None:
+    """A path, or none."""
+    return None if text == "none" else text
 
 
 def target_option() -> argparse.ArgumentParser:
@@ -359,7 +370,7 @@ def tuned(plan: Plan, args: argparse.Namespace) -> Kernel:
         return optimize(
             plan, target=target, strategy=args.strategy, threads=args.threads,
             budget=Budget(seconds=args.budget, measurements=args.measurements),
-            database=None if args.database == "none" else args.database,
+            database=args.database,
             retune=args.retune, seed=args.seed, isolate=True,
         )  # fmt: skip
     except Interrupted as stop:
@@ -440,8 +451,7 @@ def run_bench(args: argparse.Namespace) -> int:
 def run_peak(args: argparse.Namespace) -> int:
     """Measure the roofline of so many threads."""
     target, threads = host_target(args.target), thread_count(args.threads)
-    where = None if args.database == "none" else args.database
-    database = database_of(where, for_records=True)
+    database = database_of(args.database, for_records=True)
     found = measure_roofline(target, threads)
     if database is not None:
         keep(database, found)

@@ -264,8 +264,8 @@ class Database:
             return dict(self.connection().execute(query, (machine, target, threads)))
 
     def prune(self, *, machine: str | None = None, older_than: float | None = None) -> int:
-        """Delete the records of other generator versions, of machines but this, or from before a
-        time (seconds since the epoch); how many."""
+        """Delete the records of other generator versions, of machines but this (their rates, too),
+        or from before a time (seconds since the epoch); how many records."""
         clauses, values = ["generator<>?"], [GENERATOR_VERSION]
         if machine is not None:
             clauses.append("machine<>?")

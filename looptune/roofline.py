@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Barrier
 
 import numpy as np
@@ -70,15 +71,10 @@ def copying(
         source, copy = np.ones(count, np.float32), np.empty(count, np.float32)
         arrays = {plan.output.name: copy, plan.inputs[0].name: source}
         contenders["kernel"].append(kernel_sampler(kernel, arrays))
-        contenders["numpy"].append(copy_sampler(copy, source))
+        contenders["numpy"].append(python_sampler(partial(np.copyto, copy, source)))
     samplers = {name: together(each, pool) for name, each in contenders.items()}
     found = interleave(samplers, rounds=ROUNDS, seconds=seconds)
     return 8 * count * threads / min(min(each.seconds) for each in found.values())
-
-
-def copy_sampler(copy: np.ndarray, source: np.ndarray) -> Sampler:
-    """Time NumPy's copy."""
-    return python_sampler(lambda: np.copyto(copy, source))
 
 
 def together(samplers: Sequence[Sampler], pool: ThreadPoolExecutor) -> Sampler:
