@@ -26,6 +26,7 @@ from looptune.measure import (
     random_arrays,
     ratio,
     stream_bandwidth,
+    until_idle,
 )
 from looptune.oracle import Oracle
 from looptune.runtime.call import call_path
@@ -34,7 +35,6 @@ from looptune.tune import optimize
 from looptune.workloads.suites import PLANS, Workload, tupled
 
 CONVOLUTIONS = {kind for kind in PLANS if "conv" in kind and "capsule" not in kind}
-SETTLE_SECONDS = 0.03  # OpenBLAS's idle threads spin for some 20 ms
 Arrays = dict[str, np.ndarray]
 Call = Callable[[], object]
 
@@ -234,8 +234,8 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
         except UnsupportedError:
             continue
     with peer_threads(config.threads):
-        settle = SETTLE_SECONDS if config.threads > 1 else 0.0
-        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds, settle=settle)
+        rest = until_idle if config.threads > 1 else None
+        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds, rest=rest)
     ours = found["looptune"]
     peers = {
         name: {

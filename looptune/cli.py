@@ -39,6 +39,7 @@ from looptune.measure import (
     python_sampler,
     random_arrays,
     ratio,
+    until_idle,
 )
 from looptune.roofline import keep, measure_roofline
 from looptune.runtime.call import call_path
@@ -398,7 +399,7 @@ def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | 
     except UnsupportedError:
         pass
     with peer_threads(kernel.threads):
-        samples = interleave(contenders)
+        samples = interleave(contenders, rest=until_idle if kernel.threads > 1 else None)
     rate = plan.flops / samples["kernel"].median
     return {
         "gflops": rate / 1e9,

@@ -31,6 +31,7 @@ Sampler = Callable[[int], float]  # calls -> seconds for all of them
 ROUNDS = 21  # of a comparison
 NOISE = 0.05  # of the logarithm: an interval wider than that tells nothing
 MOST_COPIES = 64  # sets of operands that are cold
+LONGEST_REST, REST = 1.0, 0.005  # seconds: of `until_idle`, and of its steps
 PEAK_ITERATIONS = 20_000
 PEAK_FMAS = 240
 
@@ -70,26 +71,26 @@ def interleave(
     *,
     rounds: int = 15,
     seconds: float = 0.5,
-    settle: float = 0.0,
+    rest: Callable[[], None] | None = None,
 ) -> dict[str, Samples]:
     """Time the contenders in turn, `rounds` times, about `seconds` in all.
 
     Calls per sample are set once, from a first timing, so that each contender gets an equal
-    share of the time. With `settle`, so many seconds go by before each sample, and then a sample
+    share of the time. With `rest` that is called before each sample, and then a sample is taken
     that does not count: idle threads of the contender before spin for a while, on cores that this
     one needs, and the scheduler takes milliseconds to spread those that wake.
     """
-    spans = (seconds, settle)
-    timed = all(isinstance(span, int | float) and 0 <= span < math.inf for span in spans)
+    timed = isinstance(seconds, int | float) and 0 <= seconds < math.inf
     if not contenders or rounds < 1 or not timed:
         raise ArgumentError(
-            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds!r}, "
-            f"settle={settle!r}: at least one contender, one round and 0 seconds would do"
+            f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds!r}: "
+            "at least one contender, one round and 0 seconds would do"
         )
     share = seconds / rounds / len(contenders)
     calls = {}
     for name, sample in contenders.items():
-        time.sleep(settle)
+        if rest:
+            rest()
         sample(1)
         once = min(sample(1) for _ in range(3))
         calls[name] = max(1, min(1_000_000, round(share / max(once, 1e-8))))
@@ -98,11 +99,26 @@ def interleave(
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            if settle:
-                time.sleep(settle)
+            if rest:
+                rest()
                 contenders[name](calls[name])
             found[name].append(contenders[name](calls[name]) / calls[name])
     return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def until_idle(
+    cpu_clock: Clock = time.process_time, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait until this process uses no processor time, but `LONGEST_REST` at most.
+
+    Idle threads of OpenBLAS spin for 2**28 cycles, some 110 ms, on a core that the next contender
+    needs.
+    """
+    for _ in range(round(LONGEST_REST / REST)):
+        before = cpu_clock()
+        sleep(REST)
+        if cpu_clock() - before < REST / 10:
+            return
 
 
 def ratio(other: Samples, ours: Samples) -> float:

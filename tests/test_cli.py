@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -26,7 +27,7 @@ def quick(monkeypatch):
     """Take two short samples of everything: these tests are about the form, not the figures."""
     real = measure.interleave
 
-    def short(contenders, *, rounds=2, seconds=0.0, settle=0.0):
+    def short(contenders, *, rounds=2, seconds=0.0, rest=None):
         return real(contenders, rounds=2, seconds=0.002)
 
     for module in (measure, bench, cli):
@@ -217,9 +218,8 @@ class Clock:
         return python_sampler(call, self)
 
 
-def test_contenders_settle_before_each_sample_and_take_one_that_does_not_count(monkeypatch):
+def test_contenders_rest_before_each_sample_and_take_one_that_does_not_count():
     done: list[str] = []
-    monkeypatch.setattr(measure.time, "sleep", lambda seconds: done.append(f"rest {seconds}"))
 
     def sampler(name: str) -> measure.Sampler:
         def sample(calls: int) -> float:
@@ -228,10 +228,31 @@ def test_contenders_settle_before_each_sample_and_take_one_that_does_not_count(m
 
         return sample
 
-    interleave({"a": sampler("a"), "b": sampler("b")}, rounds=2, seconds=4.0, settle=0.5)
-    rest, first = "rest 0.5", [["rest 0.5", *4 * [f"{name}1"]] for name in "ab"]
-    a, b = [rest, "a10", "a10"], [rest, "b10", "b10"]
+    interleave(
+        {"a": sampler("a"), "b": sampler("b")},
+        rounds=2,
+        seconds=4.0,
+        rest=lambda: done.append("rest"),
+    )
+    first = [["rest", *4 * [f"{name}1"]] for name in "ab"]
+    a, b = ["rest", "a10", "a10"], ["rest", "b10", "b10"]
     assert done == [*first[0], *first[1], *a, *b, *b, *a]
+
+
+@pytest.mark.parametrize(("spinning", "waited"), [(0.0, 1), (0.011, 4), (math.inf, 200)])
+def test_a_rest_ends_when_the_process_uses_no_time_any_more(spinning, waited):
+    now = used = 0.0
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, used
+        used += max(0.0, min(seconds, spinning - now))
+        now += seconds
+        naps.append(seconds)
+
+    measure.until_idle(lambda: used, sleep)
+    assert len(naps) == waited
+    assert sum(naps) <= measure.LONGEST_REST + 1e-9
 
 
 def test_interleaving_takes_ratios_within_rounds():

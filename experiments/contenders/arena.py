@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from experiments.contenders import Contender
@@ -82,10 +84,10 @@ class Arena(AbstractContextManager["Arena"]):
     ) -> dict[str, Samples]:
         """Samples in turns of all that can be called; the others' reasons go into `found`."""
         able, rules = dict(ready), self.rules
-        settle = SETTLE_SECONDS if rules.threads > 1 else 0.0
+        rest = partial(time.sleep, SETTLE_SECONDS) if rules.threads > 1 else None
         while able:
             try:
-                return interleave(able, rounds=rules.rounds, seconds=rules.seconds, settle=settle)
+                return interleave(able, rounds=rules.rounds, seconds=rules.seconds, rest=rest)
             except Lost as lost:
                 found[lost.name] = {"error": str(lost)}
                 del able[lost.name]

@@ -65,10 +65,12 @@ static PyObject *out_name, *entry_type;
 /* ---- threads: a small pool; the caller always works, too ----
  *
  * Waits spin for as long as waking would take, then block: kernels called one after another find
- * their workers awake, and an idle pool burns nothing. A worker that sleeps, or was last seen on the
- * caller's core, is sent to another, and free to go anywhere again once it is there: left alone, the
- * scheduler may keep both on one core for several milliseconds. It wakes threads beside their waker
- * where no core looks idle, and in a guest of KVM no halted core does (it counts as preempted).
+ * their workers awake, and an idle pool burns nothing. Joining and leaving a job take no lock, since
+ * a lock that is held for a moment would put a spinning thread to sleep. A worker that sleeps, or was
+ * last seen on the caller's core, is sent to another, and free to go anywhere again once it is there:
+ * left alone, the scheduler may keep both on one core for several milliseconds. It wakes threads
+ * beside their waker where no core looks idle, and in a guest of KVM no halted core does (it counts
+ * as preempted).
  */
 
 typedef struct {
@@ -80,21 +82,30 @@ typedef struct {
     _Atomic int64_t next;
 } Job;
 
-typedef struct { /* under the pool's lock */
+typedef struct {
     pid_t id;
-    int core; /* where it was last seen, -1 if unknown */
-    int asleep; /* or woken, but not yet running */
-    int sent; /* from `home`, where it may be, to `given`, all of that but the caller's core */
+    _Atomic int core; /* where it was last seen, -1 if unknown */
+    _Atomic int asleep; /* or woken, but not yet running */
+    _Atomic int sent; /* from `home`, where it may be, to `given`, all of that but the caller's core */
     cpu_set_t home, given;
 } Worker;
 
+/* The state of the pool, one word so that a worker joins by one compare-and-swap: the number of the
+ * job, seats left at it, workers that sit there. `job` is valid for whoever has a seat. */
+#define JOB_BITS 32
+#define ONE_JOB ((uint64_t)1 << JOB_BITS)
+#define ONE_SEAT ((uint64_t)1 << 16)
+#define RUNNING(state) ((state) & (ONE_SEAT - 1))
+#define SEATS(state) ((state) % ONE_JOB / ONE_SEAT)
+#define NUMBER(state) ((state) >> JOB_BITS)
+
 static struct {
     pthread_mutex_t busy; /* held by the caller that uses the pool */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* held to fall asleep, to wake, and to send a worker away */
     pthread_cond_t wake, done;
-    int workers, seats;
-    _Atomic int running;
-    _Atomic uint64_t generation;
+    int workers;
+    _Atomic int sleepers, caller_sleeps;
+    _Atomic uint64_t state;
     Job *job;
     Worker threads[MAX_THREADS];
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
@@ -109,8 +120,8 @@ static void forget_pool(void)
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.done, NULL);
-    pool.workers = pool.seats = pool.running = 0;
-    pool.job = NULL;
+    pool.workers = pool.sleepers = pool.caller_sleeps = 0;
+    pool.state = 0;
 }
 
 static int64_t nanoseconds(void)
@@ -126,22 +137,6 @@ static void pause_briefly(void)
     for (int i = 0; i < 16; i++)
         __builtin_ia32_pause();
 #endif
-}
-
-/* Spin until another job than `seen` is announced, or for long enough. */
-static void await_job(uint64_t seen)
-{
-    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
-    while (pool.generation == seen && nanoseconds() < last)
-        pause_briefly();
-}
-
-/* Spin until all workers have done their share, or for long enough. */
-static void await_workers(void)
-{
-    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
-    while (pool.running > 0 && nanoseconds() < last)
-        pause_briefly();
 }
 
 static void do_chunks(Job *job, void *scratch)
@@ -165,23 +160,31 @@ static void *aligned_memory(size_t bytes)
     return memory;
 }
 
-/* Send workers that would compete for the caller's core to others that both may use. */
-static void leave_core(int workers)
+static int competes(const Worker *each, int core) { return each->asleep || each->core == core; }
+
+/* Send workers that would compete for the caller's core to others that both may use; how many. */
+static int leave_core(void)
 {
-    int core = sched_getcpu();
+    int core = sched_getcpu(), rivals = 0, sent = 0;
     cpu_set_t ours;
-    if (core < 0 || sched_getaffinity(0, sizeof ours, &ours))
-        return;
+    for (int i = 0; i < pool.workers; i++)
+        rivals += competes(&pool.threads[i], core);
+    if (core < 0 || rivals == 0 || sched_getaffinity(0, sizeof ours, &ours))
+        return 0;
     CPU_CLR(core, &ours);
-    for (int i = 0; i < workers; i++) {
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < pool.workers; i++) {
         Worker *each = &pool.threads[i];
-        if (each->sent || !(each->asleep || each->core == core)
+        if (each->sent || !competes(each, core)
             || sched_getaffinity(each->id, sizeof each->home, &each->home))
             continue;
         CPU_AND(&each->given, &each->home, &ours);
         each->sent = CPU_COUNT(&each->given)
             && !sched_setaffinity(each->id, sizeof each->given, &each->given);
+        sent += each->sent;
     }
+    pthread_mutex_unlock(&pool.lock);
+    return sent;
 }
 
 /* A worker that was sent away has woken elsewhere, or the job is over: it may be where it could
@@ -190,31 +193,58 @@ static void leave_core(int workers)
 static void arrive(Worker *each)
 {
     cpu_set_t now;
+    pthread_mutex_lock(&pool.lock);
     if (each->sent && !sched_getaffinity(each->id, sizeof now, &now)
         && CPU_EQUAL(&now, &each->given))
         sched_setaffinity(each->id, sizeof each->home, &each->home);
     each->sent = 0;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* A seat at a job that is not `seen`, which is then set to it; or NULL. */
+static Job *take_seat(uint64_t *seen)
+{
+    uint64_t state = pool.state;
+    while (SEATS(state) > 0 && NUMBER(state) != *seen)
+        if (atomic_compare_exchange_weak(&pool.state, &state, state - ONE_SEAT + 1)) {
+            *seen = NUMBER(state);
+            return pool.job;
+        }
+    return NULL;
+}
+
+/* The next job: awaited for a while, then asleep. A caller announces its job before it looks for
+ * sleepers, who count themselves before they look for a job: one of the two sees the other. */
+static Job *next_job(Worker *self, uint64_t *seen)
+{
+    Job *job;
+    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
+    while ((job = take_seat(seen)) == NULL && nanoseconds() < last)
+        pause_briefly();
+    if (job != NULL)
+        return job;
+    pthread_mutex_lock(&pool.lock);
+    self->asleep = 1;
+    pool.sleepers++;
+    while ((job = take_seat(seen)) == NULL)
+        pthread_cond_wait(&pool.wake, &pool.lock);
+    pool.sleepers--;
+    self->asleep = 0;
+    pthread_mutex_unlock(&pool.lock);
+    return job;
 }
 
 static void *worker(void *place)
 {
     Worker *self = place;
-    uint64_t seen = 0;
+    uint64_t seen = 0; /* number 0 is of no job */
     void *own = NULL; /* private scratch, kept for the next job */
     size_t own_bytes = 0;
-    pthread_mutex_lock(&pool.lock);
     self->id = (pid_t)syscall(SYS_gettid);
     for (;;) {
-        self->asleep = 1;
-        while (pool.job == NULL || pool.seats == 0 || pool.generation == seen)
-            pthread_cond_wait(&pool.wake, &pool.lock);
-        self->asleep = 0;
-        seen = pool.generation;
-        arrive(self);
-        Job *job = pool.job;
-        pool.seats--;
-        pool.running++;
-        pthread_mutex_unlock(&pool.lock);
+        Job *job = next_job(self, &seen);
+        if (self->sent)
+            arrive(self);
         if (job->private_bytes > own_bytes) {
             free(own);
             own = aligned_memory(job->private_bytes);
@@ -222,13 +252,13 @@ static void *worker(void *place)
         }
         if (job->private_bytes <= own_bytes) /* else the others do its share */
             do_chunks(job, job->private_bytes ? own : job->scratch);
-        pthread_mutex_lock(&pool.lock);
         self->core = sched_getcpu();
-        if (--pool.running == 0)
+        uint64_t before = atomic_fetch_sub(&pool.state, 1);
+        if (RUNNING(before) == 1 && pool.caller_sleeps) {
+            pthread_mutex_lock(&pool.lock);
             pthread_cond_signal(&pool.done);
-        pthread_mutex_unlock(&pool.lock);
-        await_job(seen);
-        pthread_mutex_lock(&pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+        }
     }
     return NULL;
 }
@@ -254,6 +284,37 @@ static void grow_pool(int wanted)
     pthread_attr_destroy(&attributes);
 }
 
+/* Offer `seats` at a job, and wake as many workers as that if any sleep. */
+static void announce(Job *job, int seats)
+{
+    uint64_t number = NUMBER(pool.state + ONE_JOB);
+    pool.job = job;
+    pool.state = (number ? number : 1) * ONE_JOB + (uint64_t)seats * ONE_SEAT;
+    if (pool.sleepers == 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < seats && i < pool.sleepers; i++)
+        pthread_cond_signal(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Let nobody join the job any more, and wait for those who did. */
+static void await_workers(void)
+{
+    atomic_fetch_and(&pool.state, ~(ONE_JOB - ONE_SEAT));
+    int64_t last = nanoseconds() + SPIN_NANOSECONDS;
+    while (RUNNING(pool.state) > 0 && nanoseconds() < last)
+        pause_briefly();
+    if (RUNNING(pool.state) == 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    pool.caller_sleeps = 1;
+    while (RUNNING(pool.state) > 0)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    pool.caller_sleeps = 0;
+    pthread_mutex_unlock(&pool.lock);
+}
+
 static void run_shared(Stage *stage, void *const *pointers, void *scratch, int threads)
 {
     if (threads < 2 || stage->trips < 2 || pthread_mutex_trylock(&pool.busy)) {
@@ -267,25 +328,14 @@ static void run_shared(Stage *stage, void *const *pointers, void *scratch, int t
     int64_t chunk = stage->trips / (4 * (int64_t)threads);
     Job job = {stage->code, pointers, scratch, stage->private_bytes,
                stage->trips, chunk > 0 ? chunk : 1, 0};
-    pthread_mutex_lock(&pool.lock);
     grow_pool(threads - 1);
-    leave_core(pool.workers);
-    pool.job = &job;
-    pool.seats = threads - 1;
-    pool.generation++;
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
+    int sent = leave_core();
+    announce(&job, threads - 1);
     do_chunks(&job, scratch);
-    pthread_mutex_lock(&pool.lock);
-    pool.job = NULL; /* a worker that wakes only now has nothing to join */
-    for (int i = 0; i < pool.workers; i++)
-        arrive(&pool.threads[i]);
-    pthread_mutex_unlock(&pool.lock);
     await_workers();
-    pthread_mutex_lock(&pool.lock);
-    while (pool.running > 0)
-        pthread_cond_wait(&pool.done, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
+    for (int i = 0; sent > 0 && i < pool.workers; i++)
+        if (pool.threads[i].sent)
+            arrive(&pool.threads[i]);
     pthread_mutex_unlock(&pool.busy);
 }
 
