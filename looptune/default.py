@@ -17,8 +17,13 @@ from looptune.prices import SWEEP_STEPS, Candidate, Prices, cycles, least_cycles
 from looptune.schedule import Schedule, pack, parallel, reorder, split, vectorize
 from looptune.target import Target
 
-# What one core does in some 20 microseconds, a few times what waking another costs.
-SHARED_FLOPS, SHARED_BYTES = 1_000_000, 250_000
+# What one core does in some 10 microseconds, out of its second-level cache.
+SHARED_FLOPS, SHARED_BYTES = 1_000_000, 1_000_000
+# Cores that write to one line of 64 bytes wait for each other: some 200 nanoseconds a visit. Chunks
+# whose outputs lie on that many bytes in a row, or more, rarely meet.
+UNCONTENDED_BYTES = 256
+CONTENDED_VISITS = 25  # take half of those 10 microseconds: two threads do not gain more
+CHUNKS_EACH = 4  # of a thread (`run_shared` of the native pool)
 TILES_EACH = 4  # of an option, where many candidates are wanted
 PANEL_READS = 8  # of every element, before a copy of it pays
 # Vectors of a sweep's tile: few, so that the rows it reads advance side by side, as prefetchers
@@ -357,11 +362,13 @@ def share(schedule: Schedule, threads: int) -> Schedule:
     """Mark the outermost spatial loop with enough trips for the threads as parallel.
 
     A nest of less work than it takes to wake a thread stays with one; so does one whose narrow
-    output is visited again, since its partial sums lie in a write cache around all reductions.
+    output is visited again, since its partial sums lie in a write cache around all reductions, and
+    one whose threads would often write to the same line.
     """
     nest = schedule.nest
     narrow = is_narrow(nest.output.dtype)
-    if threads < 2 or (nest.flops < SHARED_FLOPS and nest.min_bytes < SHARED_BYTES):
+    work = max(nest.flops / SHARED_FLOPS, nest.min_bytes / SHARED_BYTES)
+    if threads < 2 or work < 1:
         return schedule
     caches = [pack.at for pack in schedule.packs if pack.operand == 0]
     last = min((at if isinstance(at, int) else -1 for at in caches), default=len(schedule.loops))
@@ -373,5 +380,19 @@ def share(schedule: Schedule, threads: int) -> Schedule:
         outermost = loop.axis not in seen and not reduction
         seen.add(loop.axis)
         if outermost and schedule.trips(at) >= threads:
-            return parallel(schedule, at)
+            contended = contended_visits(schedule, at, threads)
+            return schedule if contended > CONTENDED_VISITS * work else parallel(schedule, at)
     return schedule
+
+
+def contended_visits(schedule: Schedule, at: int, threads: int) -> int:
+    """How often the loops around loop `at` come back to lines that several of its chunks write."""
+    output, loop = schedule.nest.output, schedule.loops[at]
+    chunk = max(1, schedule.trips(at) // (CHUNKS_EACH * threads)) * loop.step
+    if chunk * abs(output.stride_of(loop.axis)) * output.item_bytes >= UNCONTENDED_BYTES:
+        return 0
+    return math.prod(
+        schedule.trips(outer)
+        for outer in range(at)
+        if schedule.nest.axes[schedule.loops[outer].axis].reduction
+    )

@@ -127,6 +127,23 @@ def test_little_work_is_not_shared():
     assert default_schedule(small, TARGETS["avx2"], threads=2).parallel is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "extents", "threads", "shared"),
+    [
+        ("k,kn->n", {"k": 8192, "n": 23}, 2, False),  # too little of it
+        ("k,kn->n", {"k": 100_000, "n": 23}, 2, False),  # both would write to one line
+        ("mk,k->m", {"m": 20, "k": 50_000}, 2, False),
+        ("mk,kn->mn", {"m": 6, "k": 20_000, "n": 32}, 2, False),
+        ("mk,kn->mn", {"m": 64, "k": 20_000, "n": 64}, 2, True),
+        ("k,kn->n", {"k": 768, "n": 2304}, 2, True),
+        ("k,kn->n", {"k": 768, "n": 2304}, 8, True),
+    ],
+)
+def test_threads_do_not_share_what_they_would_contend_for(spec, extents, threads, shared):
+    schedule = default_schedule(nest_of(spec, **extents), TARGETS["avx512"], threads)
+    assert (schedule.parallel is not None) == shared
+
+
 @pytest.mark.parametrize("k", [1000, 1024, 2048])
 def test_rows_that_share_a_cache_set_are_no_more_than_it_has_ways(k: int) -> None:
     """Rows of 4,096 bytes begin in one set: a ninth displaces the first before the next step."""
