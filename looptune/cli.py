@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--what", choices=SHOWN, action="append", help="default: tree, explain")
     job = jobs.add_parser("show", help="print a kernel's loop tree, Program or assembly")
-    add_workloads(job, [options])
+    add_workloads(job, [options, output_options()])
 
     help_text = "time a suite of workloads against NumPy and torch"
     job = jobs.add_parser("bench", help=help_text, parents=[target_option(), output_options()])
@@ -418,7 +418,9 @@ def run_show(args: argparse.Namespace) -> int:
         "asm": lambda: kernel.asm,
         "explain": lambda: str(kernel.explain()),
     }
-    print("\n\n".join(parts[what]() for what in args.what or ("tree", "explain")))
+    found: dict[str, object] = {what: parts[what]() for what in args.what or ("tree", "explain")}
+    text = "\n\n".join(str(part) for part in found.values())
+    write(args, {"schema": 1, "target": kernel.target.name, **found}, text)
     return 0
 
 
@@ -429,7 +431,9 @@ def run_bench(args: argparse.Namespace) -> int:
         if name not in PEERS:
             raise UnsupportedError(f"--against {name!r} is none of {sorted(PEERS)}")
         if name.startswith("torch") and importlib.util.find_spec("torch") is None:
-            raise UnsupportedError(f"--against {name}: torch is not installed")
+            raise UnsupportedError(
+                f"--against {name}: torch is not installed; pip install torch, or leave it out"
+            )
     config = BenchConfig(
         suite=args.suite,
         against=against,

@@ -380,19 +380,26 @@ def share(schedule: Schedule, threads: int) -> Schedule:
         outermost = loop.axis not in seen and not reduction
         seen.add(loop.axis)
         if outermost and schedule.trips(at) >= threads:
-            contended = contended_visits(schedule, at, threads)
-            return schedule if contended > CONTENDED_VISITS * work else parallel(schedule, at)
+            if contended_visits(schedule, at, threads) <= CONTENDED_VISITS * work:
+                return parallel(schedule, at)
     return schedule
 
 
 def contended_visits(schedule: Schedule, at: int, threads: int) -> int:
-    """How often the loops around loop `at` come back to lines that several of its chunks write."""
-    output, loop = schedule.nest.output, schedule.loops[at]
+    """How often a chunk of loop `at` comes to a line that another one writes, too.
+
+    Once for every point of the axes whose strides in the output are larger, and again whenever the
+    reductions around the loop come back to it.
+    """
+    nest, loop = schedule.nest, schedule.loops[at]
+    stride = abs(nest.output.stride_of(loop.axis))
     chunk = max(1, schedule.trips(at) // (CHUNKS_EACH * threads)) * loop.step
-    if chunk * abs(output.stride_of(loop.axis)) * output.item_bytes >= UNCONTENDED_BYTES:
+    if chunk * stride * nest.output.item_bytes >= UNCONTENDED_BYTES:
         return 0
-    return math.prod(
-        schedule.trips(outer)
-        for outer in range(at)
-        if schedule.nest.axes[schedule.loops[outer].axis].reduction
+    around = [schedule.loops[outer].axis for outer in range(at)]
+    again = (
+        schedule.trips(outer) for outer, axis in enumerate(around) if nest.axes[axis].reduction
     )
+    rows = (axis.extent for number, axis in enumerate(nest.axes)
+            if abs(nest.output.stride_of(number)) > stride)  # fmt: skip
+    return math.prod(again) * math.prod(rows)

@@ -91,6 +91,14 @@ def test_show_any_target_on_any_machine(capsys, what, target):
     assert marks[what] in out
 
 
+def test_show_as_json(capsys, tmp_path):
+    words = ["show", "matmul", "8", "20", "4", "--what", "tree", "--what", "asm", "--json"]
+    code, out, _ = run(capsys, *words, "--output", str(tmp_path / "shown.json"))
+    assert code == 0
+    assert list(json.loads(out)) == ["schema", "target", "tree", "asm"]
+    assert (tmp_path / "shown.json").read_text() == out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

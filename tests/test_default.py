@@ -137,11 +137,14 @@ def test_little_work_is_not_shared():
         ("mk,kn->mn", {"m": 64, "k": 20_000, "n": 64}, 2, True),
         ("k,kn->n", {"k": 768, "n": 2304}, 2, True),
         ("k,kn->n", {"k": 768, "n": 2304}, 8, True),
+        ("hwk,ko->hwo", {"h": 64, "w": 64, "k": 64, "o": 3}, 2, True),
     ],
 )
 def test_threads_do_not_share_what_they_would_contend_for(spec, extents, threads, shared):
     schedule = default_schedule(nest_of(spec, **extents), TARGETS["avx512"], threads)
     assert (schedule.parallel is not None) == shared
+    if schedule.parallel is not None:
+        assert schedule.nest.axes[schedule.loops[schedule.parallel].axis].name != "o"  # 12 bytes
 
 
 @pytest.mark.parametrize("k", [1000, 1024, 2048])

@@ -25,7 +25,7 @@
 #define MAX_DIMS 64 /* NumPy's own limit */
 #define KEPT_SCRATCH 16
 #define MAX_THREADS 4096
-#define SPIN_NANOSECONDS 50000 /* about what it takes to wake a thread that blocks */
+#define SPIN_NANOSECONDS 200000 /* waking a thread that blocks may take as long; so may a pack by one */
 #define HUGE_PAGE ((size_t)2 << 20)
 
 typedef void (*Code)(void *const *, void *, int64_t, int64_t);
