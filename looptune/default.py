@@ -19,8 +19,8 @@ from looptune.target import Target
 
 # What one core does in some 10 microseconds, out of its second-level cache.
 SHARED_FLOPS, SHARED_BYTES = 1_000_000, 1_000_000
-# Cores that write to one line of 64 bytes wait for each other: some 200 nanoseconds a visit. Chunks
-# whose outputs lie on that many bytes in a row, or more, rarely meet.
+# Cores that write to one line of 64 bytes wait for each other, some 200 nanoseconds a visit. They
+# rarely meet where the outputs of a chunk lie on so many bytes in a row.
 UNCONTENDED_BYTES = 256
 CONTENDED_VISITS = 25  # take half of those 10 microseconds: two threads do not gain more
 CHUNKS_EACH = 4  # of a thread (`run_shared` of the native pool)
@@ -361,9 +361,9 @@ def unroll_innermost(schedule: Schedule, target: Target, tile: Mapping[int, int]
 def share(schedule: Schedule, threads: int) -> Schedule:
     """Mark the outermost spatial loop with enough trips for the threads as parallel.
 
-    A nest of less work than it takes to wake a thread stays with one; so does one whose narrow
-    output is visited again, since its partial sums lie in a write cache around all reductions, and
-    one whose threads would often write to the same line.
+    Not one whose chunks would often write to the same line: then the next. A nest of less work than
+    it takes to wake a thread stays with one; so does one whose narrow output is visited again,
+    since its partial sums lie in a write cache around all reductions.
     """
     nest = schedule.nest
     narrow = is_narrow(nest.output.dtype)
@@ -377,11 +377,10 @@ def share(schedule: Schedule, threads: int) -> Schedule:
         reduction = nest.axes[loop.axis].reduction
         if reduction and narrow and schedule.trips(at) > 1:
             break
-        outermost = loop.axis not in seen and not reduction
+        enough = loop.axis not in seen and not reduction and schedule.trips(at) >= threads
         seen.add(loop.axis)
-        if outermost and schedule.trips(at) >= threads:
-            if contended_visits(schedule, at, threads) <= CONTENDED_VISITS * work:
-                return parallel(schedule, at)
+        if enough and contended_visits(schedule, at, threads) <= CONTENDED_VISITS * work:
+            return parallel(schedule, at)
     return schedule
 
 
@@ -396,10 +395,14 @@ def contended_visits(schedule: Schedule, at: int, threads: int) -> int:
     chunk = max(1, schedule.trips(at) // (CHUNKS_EACH * threads)) * loop.step
     if chunk * stride * nest.output.item_bytes >= UNCONTENDED_BYTES:
         return 0
-    around = [schedule.loops[outer].axis for outer in range(at)]
-    again = (
-        schedule.trips(outer) for outer, axis in enumerate(around) if nest.axes[axis].reduction
+    again = math.prod(
+        schedule.trips(outer)
+        for outer in range(at)
+        if nest.axes[schedule.loops[outer].axis].reduction
     )
-    rows = (axis.extent for number, axis in enumerate(nest.axes)
-            if abs(nest.output.stride_of(number)) > stride)  # fmt: skip
-    return math.prod(again) * math.prod(rows)
+    rows = math.prod(
+        axis.extent
+        for number, axis in enumerate(nest.axes)
+        if abs(nest.output.stride_of(number)) > stride
+    )
+    return again * rows
