@@ -13,7 +13,16 @@ from dataclasses import replace
 from looptune.dtypes import is_narrow
 from looptune.ir import Nest, Operand
 from looptune.lower.form import register_budget, within_reach
-from looptune.prices import SWEEP_STEPS, Candidate, Prices, cycles, least_cycles, prices_of
+from looptune.prices import (
+    SWEEP_STEPS,
+    Candidate,
+    Prices,
+    cycles,
+    least_cycles,
+    prices_of,
+    shifts,
+    windows,
+)
 from looptune.schedule import Schedule, pack, parallel, reorder, split, vectorize
 from looptune.target import Target
 
@@ -102,6 +111,10 @@ def candidates(nest: Nest, target: Target, threads: int = 1) -> Iterator[Schedul
 def options_of(nest: Nest, vector: int, constant: int | None = None) -> list[Candidate]:
     """The vector axis with every useful set of panels, and with a write cache if that helps."""
     least = {i: PANEL_READS for i in range(1, 1 + len(nest.inputs))}
+    for number in nest.padded:  # which is copied in any case
+        operand = nest.operands[number]
+        if operand.stride_of(vector) != 1 and not shifts(operand, vector, nest):
+            least[number] = 0
     if constant is not None:
         least[constant] = 0
         if constant in nest.padded:  # which a pack at the root does
@@ -133,7 +146,8 @@ def panelable(nest: Nest, operand: Operand, axis: int, least: int) -> bool:
 def cacheable(nest: Nest, vector: int) -> bool:
     """Whether vectors of the output are scattered, and collecting them first is possible."""
     output = nest.output
-    walks = [dim.coefficients for dim in output.dims]
+    real = [a for a, axis in enumerate(nest.axes) if axis.extent > 1]
+    walks = [[dim.coefficients[a] for a in real] for dim in output.dims]
     single = all(sum(map(bool, each)) <= 1 for each in (*walks, *zip(*walks, strict=True)))
     return single and nest.axes[vector].extent > 1 and output.stride_of(vector) not in (0, 1)
 
@@ -173,12 +187,22 @@ def tiles(nest: Nest, target: Target, option: Candidate) -> Iterator[tuple[tuple
         room = min(budget, SWEEP_VECTORS) if option.sweep else budget
         most = min(math.ceil(nest.axes[vector].extent / lanes), room)
         widths = [n for n in (1, 2, 3, 4, 6, 8, 12) if n <= most]
+    sliding = {} if nest.axes[vector].reduction else windows(nest, vector)
+    columns = math.ceil(nest.axes[vector].extent / lanes)
     for width in widths:
         head = () if width is None else ((vector, width * lanes),)
         yield head
         for axis in spatial:
-            for rows in row_counts(nest.axes[axis].extent, budget // (width or 1)):
-                yield (*head, (axis, rows))
+            extent, most = nest.axes[axis].extent, budget // (width or 1)
+            counts = row_counts(extent, most)
+            if axis not in sliding or width is None:
+                yield from ((*head, (axis, rows)) for rows in sorted(counts))
+                continue
+            unrolled = target.unroll // (sliding[axis].terms * width)
+            for rows in sorted(counts | row_counts(extent, min(most, unrolled))):
+                # Registers left free take in the loop around the tile (`form.first_fit`).
+                whole = rows * columns <= budget and not option.panels
+                yield ((vector, (columns if whole else width) * lanes), (axis, rows))
 
 
 def nearest(nest: Nest, axis: int) -> float:
@@ -188,11 +212,11 @@ def nearest(nest: Nest, axis: int) -> float:
     )
 
 
-def row_counts(extent: int, most: int) -> list[int]:
+def row_counts(extent: int, most: int) -> set[int]:
     """Row counts of a tile worth trying: the largest few, and those that leave no tail."""
     top = min(extent, most)
     exact = [n for n in range(2, top + 1) if extent % n == 0]
-    return sorted({n for n in (*range(max(2, top - 2), top + 1), *exact[-2:]) if n > 1})
+    return {n for n in (*range(max(2, top - 2), top + 1), *exact[-2:]) if n > 1}
 
 
 def arrange(schedule: Schedule, target: Target, option: Candidate, threads: int = 1) -> Schedule:
@@ -217,7 +241,9 @@ def arrange(schedule: Schedule, target: Target, option: Candidate, threads: int 
         axis
         for number in option.panels
         for axis in nest.spatial
-        if any(dim.coefficients[axis] for dim in nest.operands[number].dims)
+        # All positions of a window share one panel.
+        if nest.operands[number].stride_of(axis)
+        and (axis == option.vector or not shifts(nest.operands[number], axis, nest))
     }
 
     def rank(at: int) -> tuple[int, float, int]:

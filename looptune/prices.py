@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from looptune.ir import Nest, Operand
+from looptune.ir import Dim, Nest, Operand
 from looptune.lower.form import register_budget
 from looptune.target import Target
 
@@ -34,6 +34,7 @@ LOAD_SHARE = 0.15  # a load that its port hides, but not all of the time
 STREAM_SHARE = 0.5  # of reading from beyond the first-level cache: the rest is hidden
 EVERY_SECOND = 5  # port uses to read every second element: two loads and shuffles
 PACK_ROWS = 0.3  # an element of a copy of rows
+PACK_ROW = 4.0  # a row of a padded copy, however short
 PACK_BLOCKS = 0.8  # an element of a copy that is transposed in blocks, one vector wide
 PACK_WIDE = 1.5  # on top, for wider panels: their lines are written in turns
 PACK_GATHER = 2.5  # an element of a copy that is gathered
@@ -72,6 +73,26 @@ class Stream(NamedTuple):
         return reads * self.across.get(axis, self.each) + CROWDED * crowded + self.once
 
 
+class Window(NamedTuple):
+    """Rows of a tile along an axis that a reduction of `taps` walks, too, in input `number`.
+
+    Where a body of `terms` unrolls and the other input's vectors all stay in registers, each
+    vector of this one is loaded for all taps at once (`lower.region.regrouped`). A row moves it by
+    `row` elements of the dimension, a tap by `tap`.
+    """
+
+    number: int
+    terms: int
+    taps: int
+    row: int
+    tap: int
+
+    def share(self, count: int) -> float:
+        """How much of what so many rows read, tap by tap, is left to load."""
+        reads = {self.row * i + self.tap * j for i in range(count) for j in range(self.taps)}
+        return len(reads) / (count * self.taps)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A vector axis, the inputs packed into panels along it, whether the output goes through a
@@ -98,19 +119,20 @@ class Prices:
     `streams[i]` what it costs a step to bring it from beyond the first-level cache; `steps` the
     reduction steps, `store` the cycles to store one accumulator, `fixed` those of the copies and
     `wide` what panels wider than a vector add. `rows` is the axis along which a write cache is
-    transposed, where there is one.
+    transposed, where there is one. `windows` are by the axis of a tile's rows.
     """
 
     target: Target
     lanes: int
     moves: tuple[frozenset[int], ...]
-    reads: tuple[int, ...]
+    reads: tuple[float, ...]
     streams: tuple[Stream, ...]
     steps: int
     store: float
     fixed: float
     wide: float
     rows: int | None
+    windows: Mapping[int, Window]
 
 
 def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
@@ -129,10 +151,16 @@ def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
         store = 1 if nest.output.stride_of(vector) == 1 else 2 * lanes
     copied = [nest.operands[i] for i in option.panels if i != option.constant]
     fixed = sum(pack_cycles(operand, vector, target) for operand in copied)
-    reads = tuple(
+    padded = (i for i in nest.padded if i not in option.panels and i != option.constant)
+    fixed += sum(padding_cycles(nest.operands[i], target) for i in padded)
+    reads: tuple[float, ...] = tuple(
         1 if i in option.panels else gathers.get(op.stride_of(vector), 2 * lanes)
         for i, op in enumerate(nest.inputs, 1)
     )
+    # A window that slides along the vectors crosses lines: two port uses for a part of the loads.
+    across = 1 + target.vector_bytes / LINE_BYTES
+    shifted = [shifts(op, vector, nest) for op in nest.inputs]
+    reads = tuple(across if s and r == 1 else r for s, r in zip(shifted, reads, strict=True))
     streams = tuple(
         stream(nest, op, target, option, i in option.panels) for i, op in enumerate(nest.inputs, 1)
     )
@@ -140,7 +168,28 @@ def prices_of(nest: Nest, target: Target, option: Candidate) -> Prices:
     wide = sum(PACK_WIDE * math.prod(op.shape) for op in copied if op.stride_of(vector) != 1)
     unit = [a for a in nest.spatial if nest.output.stride_of(a) == 1]
     rows = unit[0] if option.cached and unit else None
-    return Prices(target, lanes, moves, reads, streams, steps, store + revisits, fixed, wide, rows)
+    return Prices(
+        target, lanes, moves, reads, streams, steps, store + revisits, fixed, wide, rows,
+        windows(nest, vector),
+    )  # fmt: skip
+
+
+def windows(nest: Nest, vector: int) -> dict[int, Window]:
+    """By spatial axis, the window that slides along it, if just one does."""
+    strides = {a: sum(abs(op.stride_of(a)) for op in nest.inputs) for a in nest.reductions}
+    found: dict[int, list[Window]] = {}
+    for number, operand in enumerate(nest.inputs):
+        for dim in operand.dims:
+            rows = [a for a in nest.spatial if dim.coefficients[a] and a != vector]
+            taps = [a for a in nest.reductions if dim.coefficients[a] and nest.axes[a].extent > 1]
+            if len(nest.inputs) != 2 or len(rows) != 1 or len(taps) != 1 or vector in taps:
+                continue
+            # Reductions that move less in memory lie inside (`default.arrange`).
+            inside = (nest.axes[a].extent for a in strides if strides[a] <= strides[taps[0]])
+            slide = map(abs, (dim.coefficients[rows[0]], dim.coefficients[taps[0]]))
+            made = Window(number, math.prod(inside), nest.axes[taps[0]].extent, *slide)
+            found.setdefault(rows[0], []).append(made)
+    return {axis: made[0] for axis, made in found.items() if len(made) == 1}
 
 
 def pack_cycles(operand: Operand, vector: int, target: Target) -> float:
@@ -153,6 +202,16 @@ def pack_cycles(operand: Operand, vector: int, target: Target) -> float:
     far = elements * operand.item_bytes > target.cache_bytes[1]
     lines = elements * operand.item_bytes / LINE_BYTES
     return elements * each + (lines * LINE_FAR if far else 0.0)
+
+
+def padding_cycles(operand: Operand, target: Target) -> float:
+    """Cycles to copy an operand once, row by row."""
+    elements = math.prod(operand.shape)
+    row = min(operand.dims, key=lambda dim: abs(dim.stride) or math.inf, default=None)
+    rows = elements / max(1, row.size if row else 1)
+    far = elements * operand.item_bytes > target.cache_bytes[1]
+    lines = elements * operand.item_bytes / LINE_BYTES
+    return elements * PACK_ROWS + rows * PACK_ROW + (lines * LINE_FAR if far else 0.0)
 
 
 def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, packed: bool) -> Stream:
@@ -170,6 +229,15 @@ def stream(nest: Nest, operand: Operand, target: Target, option: Candidate, pack
     vector, wide = option.vector, target.vector_bytes / LINE_BYTES
     far = LINE_FAR if size > target.cache_bytes[1] else 0.0
     if packed:
+        near, beyond, _ = target.cache_bytes
+        taps = [a for a in nest.reductions if operand.stride_of(a) and nest.axes[a].extent > 1]
+        if all(slides(operand, axis, nest) for axis in taps):
+            # Every tile reads much of the box that the tiles before it have read.
+            others = (dim for dim in operand.dims if not dim.coefficients[vector])
+            box = math.prod(reached(dim, nest) for dim in others) * target.vector_bytes
+            again = math.prod(nest.axes[a].extent for a in taps)
+            line = 0.0 if box <= near / 2 else LINE_NEAR * wide * (1 + 4 * box / beyond) / again
+            return Stream({}, line, 0.0)
         panel = math.prod(extent for _, extent in moved) * target.vector_bytes
         return Stream({}, LINE_NEAR * wide, 0.0, panel, target.cache_bytes)
     if nest.axes[vector].reduction or option.sweep:
@@ -211,6 +279,20 @@ def room_along(operand: Operand, axis: int, target: Target) -> int:
 def sets_apart(distance: int) -> int:
     """Sets of the first-level cache that lines at multiples of a distance in bytes fall into."""
     return min(WAY_BYTES // LINE_BYTES, WAY_BYTES // math.gcd(distance, WAY_BYTES))
+
+
+def reached(dim: Dim, nest: Nest) -> int:
+    """Elements along a dimension from the first to the last that the nest reads."""
+    low, high = dim.bounds(nest.axes)
+    return high + 1 - low
+
+
+def shifts(operand: Operand, axis: int, nest: Nest) -> bool:
+    """Whether a reduction moves along the same dimension of an operand as a spatial axis."""
+    taps = [a for a in nest.reductions if nest.axes[a].extent > 1]
+    return any(
+        dim.coefficients[axis] and any(dim.coefficients[a] for a in taps) for dim in operand.dims
+    )
 
 
 def slides(operand: Operand, axis: int, nest: Nest) -> bool:
@@ -258,7 +340,8 @@ def cycles(nest: Nest, prices: Prices, vector: int, tile: Mapping[int, int]) -> 
         for count, times in lines:
             total += many * times * tile_cycles(prices, flags, vectors, count, rows)
     wide = prices.wide if tile.get(vector, 0) > lanes else 0.0
-    return total * repeats + prices.fixed + wide
+    # Rounded, so that equal prices are equal in whatever order they were summed.
+    return round(total * repeats + prices.fixed + wide, 3)
 
 
 def pieces(extent: int, step: int, unit: int) -> list[tuple[int, int]]:
@@ -278,7 +361,7 @@ def tile_cycles(
     """
     target = prices.target
     accumulators = vectors * count
-    loads = ports = 0
+    loads = ports = 0.0
     streamed, fewest = 0.0, accumulators
     for (along, across), reads, source in zip(flags, prices.reads, prices.streams, strict=True):
         moved = (vectors if along else 1) * (count if across else 1)
@@ -286,7 +369,12 @@ def tile_cycles(
         ports += moved * reads
         streamed += source.cycles(moved, rows)
         fewest = min(fewest, moved)
-    if fewest >= target.temporaries:  # the smaller operand does not stay in registers
+    window = None if rows is None else prices.windows.get(rows)
+    if window is not None and reuses(prices, window, flags, vectors, count):
+        saved = (vectors if flags[window.number][0] else 1) * count * (1 - window.share(count))
+        loads -= saved
+        ports -= saved * prices.reads[window.number]
+    elif fewest >= target.temporaries:  # the smaller operand does not stay in registers
         loads += accumulators - fewest
     ports = max(ports, loads)
     copies = max(1, min(target.accumulators // accumulators, prices.steps, 8))
@@ -301,3 +389,17 @@ def tile_cycles(
     if rows is not None and rows == prices.rows:
         store = CACHED_STORE + CACHED_ROW * prices.lanes / min(prices.lanes, count)
     return prices.steps * step + accumulators * store + ROW_SWITCH * count + TILE_OVERHEAD
+
+
+def reuses(
+    prices: Prices, window: Window, flags: list[tuple[bool, bool]], vectors: int, count: int
+) -> bool:
+    """Whether a tile of `vectors` by `count` loads what slides along its rows for all taps at
+    once: its body unrolls, and the other input's vectors fit the registers it leaves."""
+    target, accumulators = prices.target, vectors * count
+    along, across = flags[1 - window.number]
+    held = window.terms * (vectors if along else 1) * (count if across else 1)
+    chains = math.ceil(target.fma_per_cycle * target.fma_latency / accumulators)
+    copies = max(1, min(target.accumulators // accumulators, chains))
+    free = target.vector_registers - accumulators * copies
+    return accumulators * window.terms <= target.unroll and held + 2 <= free

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from random_nests import random_nest
 from test_lower import conv, nest_of
 
-from looptune.default import cheapest, default_schedule
+from looptune.default import cheapest, default_schedule, priced_options, tiles
 from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.lower import form_of, lower
 from looptune.lower.form import tile_size
-from looptune.program import walk
+from looptune.prices import cycles
+from looptune.program import Fma, FmaLoad, FmaSplat, walk
 from looptune.schedule import Schedule, replay
 from looptune.target import TARGETS
-from looptune.workloads import einsum, matmul
+from looptune.workloads import conv2d, einsum, matmul
 
 NESTS = {
     "matmul": nest_of("mk,kn->mn", m=112, k=208, n=256),
@@ -178,3 +181,54 @@ def test_threads_never_share_partial_sums_of_a_narrow_output(spec, sizes, dtype,
 def test_threads_share_a_narrow_output_that_is_visited_once():
     (nest,) = einsum("mk,kn->mn", sizes={"m": 100, "k": 200, "n": 300}, dtype="bfloat16").nests
     assert default_schedule(nest, TARGETS["avx2"], 2).parallel == 0
+
+
+def depthwise(channels: int, size: int, kernel: int = 3, stride: int = 1) -> Nest:
+    """The nest of a depthwise convolution of square images, padded to keep their size."""
+    shapes = (1, channels, size, size), (channels, 1, kernel, kernel)
+    plan = conv2d(*shapes, stride=stride, padding=kernel // 2, groups=channels)
+    (nest,) = plan.nests
+    return nest
+
+
+@pytest.mark.parametrize("size", [28, 56, 112])
+def test_a_window_is_loaded_once_for_all_its_rows(size: int) -> None:
+    """Of rows of the tile and taps of the kernel, each vector of the image is read once a shift."""
+    nest = depthwise(64, size)
+    target = TARGETS["avx512"]
+    schedule = default_schedule(nest, target)
+    form = form_of(schedule, target)
+    (h,) = (a for a, axis in enumerate(nest.axes) if axis.name == "h")
+    rows = form.tile_ranges()[h][0]
+    (program,) = lower(schedule, target)
+    products = [op for op in walk(program.body) if isinstance(op, Fma | FmaLoad | FmaSplat)]
+    loads = [op for op in walk(program.body) if isinstance(op, FmaLoad)]
+    assert rows > 3
+    assert len(loads) < len(products) / 3, "most products read registers"
+
+
+@pytest.mark.parametrize(("channels", "size", "kernel"), [(960, 7, 3), (384, 14, 7), (64, 9, 3)])
+def test_small_images_take_channels_for_lanes(channels: int, size: int, kernel: int) -> None:
+    nest = depthwise(channels, size, kernel)
+    best = cheapest(nest, TARGETS["avx512"])
+    assert best is not None
+    assert nest.axes[best.vector].name == "g"
+    assert best.panels == (1, 2)
+    assert best.cached
+    schedule = default_schedule(nest, TARGETS["avx512"])
+    packed = {pack.operand: pack.at for pack in schedule.packs}
+    outer = {nest.axes[loop.axis].name for loop in schedule.loops[: int(packed[1]) + 1]}
+    assert not outer & {"h", "w"}, "one panel of the image is copied for all its positions"
+
+
+def test_prices_that_differ_by_rounding_alone_are_equal() -> None:
+    """So the first of equal tiles is taken, in whatever order their cycles were summed."""
+    (nest,) = matmul(64, 64, 64).nests
+    target = TARGETS["avx512"]
+    found = {
+        cycles(nest, prices, option.vector, dict(tile))
+        for _, prices, option in priced_options(nest, target)
+        for tile in tiles(nest, target, option)
+    }
+    assert len(found) > 10
+    assert all(after - before > 1e-4 for before, after in pairwise(sorted(found)))

@@ -27,7 +27,7 @@ from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
-GENERATOR_VERSION = 8  # of every record: raise it when generated code or defaults change
+GENERATOR_VERSION = 9  # of every record: raise it when generated code or defaults change
 
 __all__ = ["GENERATOR_VERSION", "form_of", "lower", "lower_snapshot"]
 
