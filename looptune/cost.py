@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
+from itertools import compress, product
 
 from looptune.errors import LoweringError
 from looptune.ir import Operand
@@ -41,6 +42,7 @@ COPIED_OUT = 1.0  # times as much for a write cache, copied to where the output 
 PIECES = 0.0  # cycles of a tile for every further length of its pieces: mispredicted branches
 SPLIT = 0.0  # port uses of a vector that straddles two cache lines, on top
 SEEN = 0.4  # of the shorter of arithmetic and traffic: the rest hides behind the longer
+HELD = 0.8  # of a cache is for the operands: other data is in it, too
 WAKE = 8000.0  # cycles to share a loop among threads
 
 Lines = tuple[float, bool]  # how many, and whether they lie apart
@@ -86,13 +88,9 @@ def cost_of(form: Form, threads: int = 1) -> Cost:
 
 def pieces_at_scope(form: Form) -> dict[int, dict[int, int]]:
     """Per axis, how often a piece of each length is left to the register tile."""
-    found = {}
-    for axis, whole in enumerate(form.nest.axes):
-        lengths = {whole.extent: 1}
-        for loop in form.loops[: form.scope]:
-            if loop.axis == axis:
-                lengths = cut(lengths, loop.step)
-        found[axis] = lengths
+    found = {axis: {whole.extent: 1} for axis, whole in enumerate(form.nest.axes)}
+    for loop in form.loops[: form.scope]:
+        found[loop.axis] = cut(found[loop.axis], loop.step)
     return found
 
 
@@ -111,7 +109,11 @@ def cut(lengths: Mapping[int, int], step: int) -> dict[int, int]:
 def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[float, float]:
     """Cycles of all register tiles: arithmetic with its loads and stores, and entering them."""
     nest = form.nest
-    uses = [vector_uses(form, operand) for operand in form.operands[1 : 1 + len(nest.inputs)]]
+    inputs = form.operands[1 : 1 + len(nest.inputs)]
+    uses = [
+        (vector_uses(form, operand), [operand.stride_of(axis) != 0 for axis in form.tile])
+        for operand in inputs
+    ]
     body = max(1.0, math.prod(unrolled_terms(form)))
     reductions = {loop.axis for loop in (*form.rolled, *form.unrolled)}
     terms, visits = 1.0, 1.0
@@ -122,55 +124,58 @@ def tiles_cost(form: Form, pieces: Mapping[int, Mapping[int, int]]) -> tuple[flo
             length = nest.axes[axis].extent / count
             terms *= math.ceil(length / form.lanes) if axis == form.vector else length
     others = [a for a in nest.spatial if a not in form.tile]
-    outside = math.prod(sum(pieces[a].values()) for a in others)
+    outside = math.prod([sum(pieces[a].values()) for a in others])
     compute = overhead = 0.0
-    kinds = math.prod(len(pieces[axis]) for axis in nest.spatial)
+    kinds = math.prod([len(pieces[axis]) for axis in nest.spatial])
     rolling = ROLL_OVERHEAD * terms / body if form.rolled else 0.0
     finish = finish_cycles(form, revisited=visits > 1)
-    for lengths in product(*(pieces[axis].items() for axis in form.tile)):
-        extents = {axis: length for axis, (length, _) in zip(form.tile, lengths, strict=True)}
-        times = outside * visits * math.prod(many for _, many in lengths)
-        points, term = term_cycles(form, extents, uses)
+    for lengths in product(*[pieces[axis].items() for axis in form.tile]):
+        times = outside * visits * math.prod([many for _, many in lengths])
+        points, term = term_cycles(form, [length for length, _ in lengths], uses)
         compute += times * (terms * term + rolling + points * finish)
         overhead += times * (TILE_OVERHEAD + PIECES * (kinds - 1))
     return compute, overhead
 
 
-def term_cycles(form: Form, extents: Mapping[int, int], uses: Sequence[float]) -> tuple[int, float]:
-    """Accumulators of a register tile with spatial `extents`, and cycles of a term of each; `uses`
-    are port uses to read a vector of every input."""
+def term_cycles(
+    form: Form, extents: Sequence[int], uses: Sequence[tuple[float, Sequence[bool]]]
+) -> tuple[int, float]:
+    """Accumulators of a register tile of these `extents`, and cycles of a term of each; `uses` are
+    port uses to read a vector of every input, and which axes of the tile move it."""
     nest, target = form.nest, form.target
-    sizes = {a: len(form.leaves(n)) if a == form.vector else n for a, n in extents.items()}
-    points = math.prod(sizes.values())
-    inputs = form.operands[1 : 1 + len(nest.inputs)]
+    sizes = [
+        len(form.leaves(n)) if axis == form.vector else n
+        for axis, n in zip(form.tile, extents, strict=True)
+    ]
+    points = math.prod(sizes)
     reads = []
-    for operand, each in zip(inputs, uses, strict=True):
-        moved = math.prod(n for a, n in sizes.items() if operand.stride_of(a))
+    for each, moves in uses:
+        moved = math.prod(compress(sizes, moves))
         reads.append((moved, moved * each))
     spare = target.vector_registers - points
-    if len(reads) == 2 and min(count for count, _ in reads) > max(1, spare - 1):
-        reads[0] = (points, points * uses[0])
-    loads = sum(used for _, used in reads)
-    products = points if len(nest.inputs) == 2 else 0
-    folded = max((count for count, used in reads if count == used == points), default=0)
+    if len(reads) == 2 and min(reads[0][0], reads[1][0]) > max(1, spare - 1):
+        reads[0] = (points, points * uses[0][0])
+    loads = sum([used for _, used in reads])
+    folded = points if any([count == used == points for count, used in reads]) else 0
     copies = max(1, min(spare // max(1, points), 8))
     chain = target.fma_latency / copies if nest.reductions else 0.0
     ports = [
-        max(points, products) / target.fma_per_cycle,
+        points / target.fma_per_cycle,
         loads / target.loads_per_cycle,
         (points + loads - folded) / ISSUED,
     ]
-    return points, max(*ports, chain) + SECONDARY * (sum(ports) - max(ports))
+    busiest = max(ports)
+    return points, max(busiest, chain) + SECONDARY * (sum(ports) - busiest)
 
 
 def unrolled_terms(form: Form) -> list[float]:
     """Terms of a straight-line body, by axis."""
     found: dict[int, float] = {}
-    ranges = dict(form.tile_ranges())
+    longest = {axis: lengths[0] for axis, lengths in form.tile_ranges().items()}
     for loop in form.rolled:
-        ranges[loop.axis] = (min(loop.step, max(ranges[loop.axis])),)
+        longest[loop.axis] = min(loop.step, longest[loop.axis])
     for loop in form.unrolled:
-        length = max(ranges[loop.axis])
+        length = longest[loop.axis]
         found[loop.axis] = length / form.lanes if loop.axis == form.vector else length
     return list(found.values())
 
@@ -179,7 +184,7 @@ def vector_uses(form: Form, operand: Operand) -> float:
     """Port uses to read one vector of an operand."""
     stride = 0 if form.vector is None else operand.stride_of(form.vector)
     uses = {0: 1.0, 1: 1.0, 2: EVERY_SECOND}.get(stride, 1.5 * form.lanes)
-    if stride == 1 and straddles(form, operand):
+    if SPLIT and stride == 1 and straddles(form, operand):
         uses += SPLIT * form.target.vector_bytes / LINE_BYTES
     return uses + (WIDENED if form.format_of(operand) else 0.0)
 
@@ -202,23 +207,23 @@ def finish_cycles(form: Form, revisited: bool) -> float:
         store = STORE
     else:
         store = 2.0 if form.transposed is not None else 1.5 * form.lanes
-    steps = sum(STEP_SIZE[step_kind(step)] for step in nest.epilogue)
-    extras = sum(vector_uses(form, operand) for operand in nest.extras)
+    steps = sum([STEP_SIZE[step_kind(step)] for step in nest.epilogue])
+    extras = sum([vector_uses(form, operand) for operand in nest.extras])
     loaded = 1.0 if revisited or nest.accumulate else 0.3
     return store + loaded + steps / 2 + extras / 2
 
 
 def traffic_cost(form: Form) -> float:
     """Cycles that lines take from beyond each level of cache."""
-    lines = lines_inward(form)
+    inward = lines_inward(form)
     total = 0.0
     for level, size in enumerate(form.target.cache_bytes):
-        fits = (p for p, below in enumerate(lines) if fit(below, size))
+        fits = (p for p, (_, touched) in enumerate(inward) if touched <= HELD * size)
         at = next(fits, len(form.loops))
         if at == 0 and level > 0:
             break  # all of it fits here: nothing comes from further away
         for number, operand in enumerate(form.operands):
-            count, apart = lines[at][number]
+            count, apart = inward[at][0][number]
             fetched = count * refetches(form, operand, at)
             writes = 2.0 if number == 0 else 1.0
             cycles = LINE_CYCLES[level] * (APART if apart else 1.0)
@@ -226,26 +231,26 @@ def traffic_cost(form: Form) -> float:
     return total
 
 
-def lines_inward(form: Form) -> list[list[Lines]]:
-    """By position from the outside, the lines of every operand that lie below: up to the position
-    where the nearest cache holds them, or all."""
-    ranges = form.ranges
-    lines = [lines_below(operand, ranges[0]) for operand in form.operands]
-    found = [lines]
-    for position, loop in enumerate(form.loops):
-        if fit(lines, form.target.cache_bytes[0]):
+def lines_inward(form: Form) -> list[tuple[list[Lines], float]]:
+    """By position from the outside, the lines of every operand that lie below, and the bytes of
+    all: up to the position where the nearest cache holds them, or to the innermost."""
+    near = HELD * form.target.cache_bytes[0]
+    lines = [lines_below(operand, form.ranges[0]) for operand in form.operands]
+    found = [(lines, bytes_of(lines))]
+    for loop, ranges in zip(form.loops, form.ranges[1:], strict=True):
+        if found[-1][1] <= near:
             break
         lines = [
-            lines_below(operand, ranges[position + 1]) if operand.stride_of(loop.axis) else before
+            lines_below(operand, ranges) if operand.stride_of(loop.axis) else before
             for operand, before in zip(form.operands, lines, strict=True)
         ]
-        found.append(lines)
+        found.append((lines, bytes_of(lines)))
     return found
 
 
-def fit(lines: Iterable[Lines], size: int) -> bool:
-    """Whether a cache of so many bytes holds these lines beside what else is in it."""
-    return LINE_BYTES * sum(count for count, _ in lines) <= 0.8 * size
+def bytes_of(lines: Iterable[Lines]) -> float:
+    """Bytes of so many cache lines of every operand."""
+    return LINE_BYTES * sum([count for count, _ in lines])
 
 
 def refetches(form: Form, operand: Operand, at: int) -> float:
@@ -262,20 +267,22 @@ def refetches(form: Form, operand: Operand, at: int) -> float:
 
 def lines_below(operand: Operand, ranges: Mapping[int, tuple[int, ...]]) -> Lines:
     """Cache lines that pieces of these lengths touch, and whether they lie apart."""
-    extents = sorted(
-        (abs(stride), ranges[axis][0])
-        for axis, stride in enumerate(operand.moves)
-        if stride and ranges[axis][0] > 1
-    )
     size = operand.item_bytes
     run, rows = 1, 1.0
-    for stride, extent in extents:
+    for stride, axis in nearest_first(operand.moves):
+        extent = ranges[axis][0]
         if stride <= run:  # continues the run, or overlaps it
             run = max(run, stride * (extent - 1) + run)
         else:
             rows *= extent
     per_row = max(1.0, run * size / LINE_BYTES)
     return rows * per_row, rows > 1 and run * size < 4 * LINE_BYTES
+
+
+@lru_cache(maxsize=1 << 10)
+def nearest_first(moves: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """How far an operand moves along the axes that move it, and which they are."""
+    return tuple(sorted((abs(stride), axis) for axis, stride in enumerate(moves) if stride))
 
 
 def copies_cost(form: Form) -> float:
@@ -295,14 +302,16 @@ def copies_cost(form: Form) -> float:
 def copy_cycles(form: Form, copy: Operand, source: Operand) -> float:
     """Cycles to copy all of `copy` once."""
     elements = math.prod(copy.shape)
-    innermost = min(
-        (dim for dim in copy.dims if dim.size > 1), key=lambda dim: dim.stride, default=None
-    )
-    strides = [s.stride for d, s in zip(copy.dims, source.dims, strict=True) if d is innermost]
-    if not strides or strides[0] in (0, 1):
+    walked = [
+        (dim.stride, outside.stride)
+        for dim, outside in zip(copy.dims, source.dims, strict=True)
+        if dim.size > 1
+    ]
+    along = min(walked, default=(1, 1))[1]  # how far the source moves where the copy is contiguous
+    if along in (0, 1):
         each = COPIED["unit"]
     else:
-        each = COPIED["turned" if any(dim.stride == 1 for dim in source.dims) else "gathered"]
+        each = COPIED["turned" if 1 in source.strides else "gathered"]
     return elements * each * form.target.vector_bytes / 64 * copy.item_bytes / 4 + 20.0
 
 

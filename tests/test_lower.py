@@ -162,11 +162,11 @@ def test_tails_share_one_body_above_the_registers():
     ],
 )
 def test_last_vector(extent, overlap, leaves):
-    assert vector_leaves(extent, [8], 8, overlap) == leaves
+    assert vector_leaves(extent, (8,), 8, overlap) == leaves
 
 
 def test_vectors_cut_by_a_smaller_step():
-    assert vector_leaves(7, [3, 8], 8) == ((0, 3), (3, 3), (6, 1))
+    assert vector_leaves(7, (3, 8), 8) == ((0, 3), (3, 3), (6, 1))
 
 
 def test_range_sets():

@@ -9,9 +9,9 @@ Copies hold elements of the accumulator's type: narrow ones are widened on the w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from looptune.dtypes import ACCUMULATOR, DType
 from looptune.errors import LoweringError
@@ -100,8 +100,8 @@ class Packed:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that all copies take."""
-        ends = [*(pack.end for pack in self.root.values()), *(pack.end for pack in self.inner)]
-        return max(ends, default=0)
+        packs: tuple[Buffer | Inner, ...] = (*self.root.values(), *self.inner)
+        return packs[-1].end if packs else 0
 
 
 def strides_in(order: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -128,36 +128,45 @@ def at_root(pack: Pack) -> bool:
 def packed(schedule: Schedule) -> Packed:
     """The schedule's packs at the root, laid out in the scratch."""
     nest = schedule.nest
+    packs = tuple([pack for pack in schedule.packs if at_root(pack)])
+    return packed_at_root(nest, packs) if packs else Packed(nest, {}, (), nest.operands)
+
+
+@lru_cache(maxsize=256)
+def packed_at_root(nest: Nest, packs: tuple[Pack, ...]) -> Packed:
+    """A nest with packs at the root; most schedules of a nest have the same."""
     root: dict[int, Buffer] = {}
     offset = 0
-    for pack in sorted((p for p in schedule.packs if at_root(p)), key=lambda p: p.operand):
+    for pack in sorted(packs, key=lambda p: p.operand):
         root[pack.operand] = buffer_of(nest, pack, offset)
         offset = root[pack.operand].end
-    if root:
-        inputs = (root[i].operand if i in root else op for i, op in enumerate(nest.inputs, 1))
-        nest = replace(nest, inputs=tuple(inputs))
+    inputs = (root[i].operand if i in root else op for i, op in enumerate(nest.inputs, 1))
+    nest = replace(nest, inputs=tuple(inputs))
     return checked(Packed(nest, root, (), nest.operands))
 
 
 def with_inner(
-    outer: Packed, packs: Iterable[tuple[int, Pack]], ranges: Sequence[Ranges]
+    outer: Packed, packs: Sequence[tuple[int, Pack]], ranges: Sequence[Ranges]
 ) -> Packed:
     """`outer` with packs inside so many loops; `ranges[d]` are the range sets below d loops."""
+    if not packs:
+        return outer
     operands = list(outer.operands)
     inner: list[Inner] = []
     offset = outer.scratch_bytes
     for depth, pack in sorted(packs, key=lambda pair: (pair[0], pair[1].operand)):
-        extents = {axis: values[0] for axis, values in ranges[depth].items()}
+        extents = [values[0] for values in ranges[depth].values()]
         source = operands[pack.operand]
         copied = source is not outer.operands[pack.operand]
-        margins = ((0, 0),) * len(source.dims) if copied else source.overhang(outer.nest.axes)
+        margins = outer.nest.margins[pack.operand]
+        margins = ((0, 0),) * len(source.dims) if copied else margins
         dtype = copied_dtype(outer.nest, pack.operand)
         copy = copied_box(pack, source, extents, dtype)
         made = Inner(depth, pack.operand, source, copy, offset, margins)
         operands[pack.operand] = made.operand
         offset = made.end
         inner.append(made)
-    return checked(replace(outer, inner=tuple(inner), operands=tuple(operands)))
+    return checked(Packed(outer.nest, outer.root, tuple(inner), tuple(operands)))
 
 
 def checked(made: Packed) -> Packed:
@@ -191,32 +200,44 @@ def multiplies_pairs(nest: Nest) -> bool:
     return nest.dtype == "int32" and len(nest.inputs) == 2
 
 
-def copied_box(pack: Pack, source: Operand, extents: Mapping[int, int], dtype: DType) -> Operand:
+def copied_box(pack: Pack, source: Operand, extents: Sequence[int], dtype: DType) -> Operand:
     """A copy of the box of `source` that lies below loops which leave pieces of at most
-    `extents`."""
+    `extents`, by axis."""
     if pack.operand == 0:
-        boxes = written_box(source, extents)
+        sides = written_box(source, extents)
     else:
-        boxes = [read_box(dim, extents) for dim in source.dims]
-    strides = strides_in(pack.order, tuple(size for size, _, _ in boxes))
-    dims = tuple(
-        Dim(size, stride, coefficients, offset)
-        for (size, coefficients, offset), stride in zip(boxes, strides, strict=True)
-    )
-    return replace(source, dims=dims, dtype=dtype)
+        sides = [read_box(dim, extents) for dim in source.dims]
+    return copy_of(source, pack.order, tuple(sides), dtype)
 
 
 Side = tuple[int, tuple[int, ...], int]  # size, coefficients and offset of a box's dimension
 
 
-def read_box(dim: Dim, extents: Mapping[int, int]) -> Side:
+@lru_cache(maxsize=1 << 10)
+def copy_of(
+    source: Operand, order: tuple[int, ...], sides: tuple[Side, ...], dtype: DType
+) -> Operand:
+    """A contiguous copy of a box; the same come again while schedules of a nest are tried."""
+    strides = strides_in(order, tuple(size for size, _, _ in sides))
+    dims = tuple(
+        Dim(size, stride, coefficients, offset)
+        for (size, coefficients, offset), stride in zip(sides, strides, strict=True)
+    )
+    return replace(source, dims=dims, dtype=dtype)
+
+
+def read_box(dim: Dim, extents: Sequence[int]) -> Side:
     """One side of the box that pieces of these extents read."""
-    reach = [c * (extents[axis] - 1) for axis, c in enumerate(dim.coefficients)]
-    low = sum(r for r in reach if r < 0)
-    return sum(map(abs, reach)) + 1, dim.coefficients, -low
+    reach, low = 0, 0
+    for c, extent in zip(dim.coefficients, extents, strict=True):
+        if c:
+            moved = c * (extent - 1)
+            reach += abs(moved)
+            low += min(moved, 0)
+    return reach + 1, dim.coefficients, -low
 
 
-def written_box(output: Operand, extents: Mapping[int, int]) -> list[Side]:
+def written_box(output: Operand, extents: Sequence[int]) -> list[Side]:
     """The sides of the box that pieces of these extents write, without the gaps.
 
     Raises `LoweringError` unless each axis walks one dimension and each dimension one axis:
@@ -224,11 +245,15 @@ def written_box(output: Operand, extents: Mapping[int, int]) -> list[Side]:
     """
     found: list[Side] = []
     seen = set[int]()
+    still = (0,) * len(extents)
     for dim in output.dims:
         moved = [axis for axis, c in enumerate(dim.coefficients) if c and extents[axis] > 1]
-        if len(moved) > 1 or seen & set(moved):
+        if not moved:
+            found.append((1, still, 0))
+            continue
+        axis = moved[0]
+        if len(moved) > 1 or axis in seen:
             raise LoweringError(f"the box that a write cache of {output.name} covers has holes")
-        seen |= set(moved)
-        unit = tuple(int(axis in moved) for axis in range(len(dim.coefficients)))
-        found.append((extents[moved[0]] if moved else 1, unit, 0))
+        seen.add(axis)
+        found.append((extents[axis], (*still[:axis], 1, *still[axis + 1 :]), 0))
     return found

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from looptune.dtypes import is_narrow
 from looptune.errors import LoweringError
@@ -71,31 +72,39 @@ class Form:
             return "int8_pair" if to_pairs else "int8"
         return None
 
-    @property
+    @cached_property
     def nest(self) -> Nest:
         """The nest, reading from packs at the root."""
         return self.packed.nest
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """The output and the inputs as the register tile sees them, behind all packs."""
         return self.packed.operands
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Elements of a full vector."""
         return self.target.lanes(self.nest.dtype)
 
-    @property
+    @cached_property
     def reduces_lanes(self) -> bool:
         """Whether accumulators hold partial sums of one output element in their lanes."""
         return self.vector is not None and self.nest.axes[self.vector].reduction
 
     def leaves(self, extent: int) -> tuple[Leaf, ...]:
         """The vectors that cover `extent` elements of the vector axis inside the scope."""
-        steps = [loop.step for loop in self.loops[self.scope :] if loop.axis == self.vector]
-        whole = not self.target.masks and not self.reduces_lanes and len(steps) <= 1
-        return vector_leaves(extent, steps or [self.lanes], self.lanes, overlap=whole)
+        return vector_leaves(extent, self.vector_steps or (self.lanes,), self.lanes, self.overlaps)
+
+    @cached_property
+    def vector_steps(self) -> tuple[int, ...]:
+        """The steps over the vector axis inside the scope, outermost first."""
+        return tuple(loop.step for loop in self.loops[self.scope :] if loop.axis == self.vector)
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether a last partial vector may be moved back to be a full one."""
+        return not self.target.masks and not self.reduces_lanes and len(self.vector_steps) <= 1
 
     @property
     def leads_with_space(self) -> bool:
@@ -120,8 +129,9 @@ class Form:
         return self.ranges[self.scope]
 
 
+@lru_cache(maxsize=1 << 12)
 def vector_leaves(
-    extent: int, steps: list[int], lanes: int, overlap: bool = False
+    extent: int, steps: tuple[int, ...], lanes: int, overlap: bool = False
 ) -> tuple[Leaf, ...]:
     """(offset, lanes) of each vector along `extent` elements cut by `steps`, outermost first.
 
@@ -141,7 +151,8 @@ def vector_leaves(
     return (*full, (extent - rest, rest)) if rest else tuple(full)
 
 
-def count_leaves(extent: int, steps: list[int]) -> int:
+@lru_cache(maxsize=1 << 12)
+def count_leaves(extent: int, steps: tuple[int, ...]) -> int:
     """How many vectors cover `extent` elements cut by `steps`."""
     if not steps:
         return 1
@@ -152,6 +163,7 @@ def count_leaves(extent: int, steps: list[int]) -> int:
     return whole * count_leaves(step, inner) + (count_leaves(rest, inner) if rest else 0)
 
 
+@lru_cache(maxsize=1 << 12)
 def inner_ranges(values: tuple[int, ...], step: int) -> tuple[int, ...]:
     """Range set below a loop of `step` whose own range is one of `values`, largest first."""
     if len(values) == 1 and values[0] and values[0] % step in (0, values[0]):
@@ -175,10 +187,13 @@ def range_sets(nest: Nest, loops: tuple[Loop, ...]) -> tuple[Ranges, ...]:
 def footprint(nest: Nest, loops: tuple[Loop, ...], ranges: Ranges, vector: int | None) -> int:
     """Accumulators needed to hold the output below `loops`: the most over the range sets."""
     total = 1
-    for axis in {loop.axis for loop in loops if not nest.axes[loop.axis].reduction}:
-        steps = [loop.step for loop in loops if loop.axis == axis]
+    axes = nest.axes
+    for axis in {loop.axis for loop in loops}:
+        if axes[axis].reduction:
+            continue
         if axis == vector:
-            total *= max(count_leaves(extent, steps) for extent in ranges[axis])
+            steps = tuple([loop.step for loop in loops if loop.axis == axis])
+            total *= max([count_leaves(extent, steps) for extent in ranges[axis]])
         else:
             total *= ranges[axis][0]
     return total
@@ -334,15 +349,18 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
                 "a write cache outside the parallel loop would be written back whole by each thread"
             )
     problem = with_inner(problem, placed, ranges)
-    scope = max([scope, *(pack.depth for pack in problem.inner)])
+    scope = max([scope, *[pack.depth for pack in problem.inner]])
     limit = furthest(target) // 2
     while (
         scope < len(loops) and reach(nest, problem.operands, loops[scope:], ranges[scope]) > limit
     ):
         scope += 1
-    form, size = at_scope(Form(problem, target, loops, vector, scope, ranges, (), (), (), shared))
+    tile = tile_axes(nest, loops[scope:], vector)
+    form = Form(problem, target, loops, vector, scope, ranges, tile, (), (), shared)
+    form, size = unrolled(form)
     while size > target.code_instructions and form.leads_with_space:
-        form, size = at_scope(replace(form, scope=form.scope + 1))
+        tile = tile_axes(nest, loops[form.scope + 1 :], vector)
+        form, size = unrolled(replace(form, scope=form.scope + 1, tile=tile))
     if size > HARD_LIMIT * target.code_instructions:
         raise LoweringError(
             f"the schedule would unroll into about {size} instructions; "
@@ -351,18 +369,18 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
     return form
 
 
-def at_scope(form: Form) -> tuple[Form, int]:
-    """The form with tile and unrolling for its scope, and the predicted instructions.
+def unrolled(form: Form) -> tuple[Form, int]:
+    """The form with the unrolling for its scope, and the predicted instructions.
 
     Reduction loops roll from the outside inward until body and kernel fit the limits.
     """
-    nest, inner = form.nest, form.loops[form.scope :]
-    inside = tuple(loop for loop in inner if nest.axes[loop.axis].reduction)
-    form = replace(form, tile=tile_axes(nest, inner, form.vector))
+    axes, ranges = form.nest.axes, form.tile_ranges()
+    inside = tuple([loop for loop in form.loops[form.scope :] if axes[loop.axis].reduction])
+    tile = tile_size(form, {axis: ranges[axis][0] for axis in form.tile})
     limit = form.target.unroll
     while True:
         at = 0
-        while at < len(inside) and too_large(form, inside[at:], limit):
+        while at < len(inside) and too_large(form, inside[:at], inside[at:], tile, limit):
             at += 1
         size = predicted_size(form, inside[:at], inside[at:])
         if size <= form.target.code_instructions or at == len(inside):
@@ -374,7 +392,7 @@ def tile_axes(nest: Nest, loops: tuple[Loop, ...], vector: int | None) -> tuple[
     """Spatial axes inside the scope, outermost first; lanes lie below everything."""
     axes = [loop.axis for loop in loops]
     axes += [] if vector is None else [vector]
-    return tuple(dict.fromkeys(a for a in axes if not nest.axes[a].reduction))
+    return tuple([a for a in dict.fromkeys(axes) if not nest.axes[a].reduction])
 
 
 def with_vector_step(loops: tuple[Loop, ...], vector: int | None, lanes: int) -> tuple[Loop, ...]:
@@ -393,11 +411,19 @@ def parallel_position(schedule: Schedule, loops: tuple[Loop, ...]) -> int | None
     return next(i for i, loop in enumerate(loops) if loop.axis == axis)
 
 
-def too_large(form: Form, unrolled: tuple[Loop, ...], limit: int) -> bool:
-    """Whether a body with `unrolled` is over `limit` multiply-adds or out of displacements."""
-    ranges = below_rolled(form, unrolled)
+def too_large(
+    form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...], tile: int, limit: int
+) -> bool:
+    """Whether a body with `unrolled` in a tile of so many accumulators is over `limit`
+    multiply-adds or out of displacements."""
+    ranges = below_rolled(form, rolled, unrolled)
+    size = tile
+    for axis in {loop.axis for loop in unrolled}:
+        size *= contributions(form, axis, ranges[axis][0], unrolled)
+    if size > limit:
+        return True
     moved = reach(form.nest, form.operands, unrolled, ranges, spatial=False)
-    return body_size(form, unrolled) > limit or moved > furthest(form.target) // 2
+    return moved > furthest(form.target) // 2
 
 
 def furthest(target: Target) -> int:
@@ -414,62 +440,58 @@ def reach(
 ) -> int:
     """Most bytes an operand moves within the spatial (or reduction) loops."""
     axes = {p.axis for p in loops if nest.axes[p.axis].reduction != spatial}
+    lengths = [(a, ranges[a][0] - 1) for a in axes if ranges[a][0] > 1]
     return max(
-        op.item_bytes * sum(abs(op.stride_of(a)) * (ranges[a][0] - 1) for a in axes)
-        for op in operands
+        [
+            op.item_bytes * sum([abs(op.moves[a]) * length for a, length in lengths if op.dims])
+            for op in operands
+        ]
     )
 
 
-def below_rolled(form: Form, unrolled: tuple[Loop, ...]) -> Ranges:
+def below_rolled(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...]) -> Ranges:
     """Range sets where the straight-line body begins."""
     below = dict(form.tile_ranges())
-    for loop in form.loops[form.scope :]:
+    for loop in rolled:
         if loop in unrolled:
             break
-        if form.nest.axes[loop.axis].reduction:
-            below[loop.axis] = inner_ranges(below[loop.axis], loop.step)
+        below[loop.axis] = inner_ranges(below[loop.axis], loop.step)
     return below
-
-
-def body_size(form: Form, unrolled: tuple[Loop, ...]) -> int:
-    """Multiply-adds in the largest straight-line body if `unrolled` unroll."""
-    ranges = form.tile_ranges()
-    tile = tile_size(form, {axis: max(ranges[axis]) for axis in form.tile})
-    below = below_rolled(form, unrolled)
-    axes = {loop.axis for loop in unrolled}
-    return tile * math.prod(contributions(form, axis, max(below[axis]), unrolled) for axis in axes)
 
 
 def contributions(form: Form, axis: int, extent: int, unrolled: tuple[Loop, ...]) -> int:
     """Terms each accumulator gets from `extent` points of reduction `axis`, lanes taken off."""
     if axis != form.vector:
         return extent
-    return count_leaves(extent, [loop.step for loop in unrolled if loop.axis == axis])
+    return count_leaves(extent, tuple([loop.step for loop in unrolled if loop.axis == axis]))
 
 
 def tile_size(form: Form, extents: Mapping[int, int]) -> int:
     """Accumulators of the tile whose spatial axes have these extents."""
-    sizes = (len(form.leaves(n)) if a == form.vector else n for a, n in extents.items())
-    return math.prod(sizes)
+    return math.prod([len(form.leaves(n)) if a == form.vector else n for a, n in extents.items()])
 
 
 def predicted_size(form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...]) -> int:
     """Instructions of the whole nest, to within a small factor, without emitting any."""
     ranges = form.tile_ranges()
-    tiles = 1
+    sizes = []  # along an axis, of all variants of the tile; and how many variants there are
     for axis in form.tile:
+        lengths: Sequence[int] = ranges[axis]
         if axis == form.vector:
-            tiles *= sum(len(form.leaves(extent)) for extent in ranges[axis])
-        else:
-            tiles *= sum(ranges[axis])
+            lengths = [len(form.leaves(extent)) for extent in lengths]
+        sizes.append((axis, sum(lengths), len(lengths)))
+    tiles = math.prod([size for _, size, _ in sizes])
     terms = predicted_terms(form, rolled, unrolled, ranges)
     inputs = form.operands[1 : 1 + len(form.nest.inputs)]
-    reads = sum(vector_size(form, op) * reading_tiles(form, op, ranges) for op in inputs)
+    reads = 0
+    for op in inputs:
+        vectors = [size if op.stride_of(axis) else variants for axis, size, variants in sizes]
+        reads += vector_size(form, op) * math.prod(vectors)
     if form.transposed is not None:
         return tiles * (2 + form.lanes.bit_length()) + 20 * len(form.loops)
     stores = tiles * (2 if form.reduces_lanes else 1 + vector_size(form, form.operands[0]))
-    stores += tiles * sum(STEP_SIZE[step_kind(step)] for step in form.nest.epilogue)
-    stores += tiles * sum(vector_size(form, op) for op in form.nest.extras)
+    stores += tiles * sum([STEP_SIZE[step_kind(step)] for step in form.nest.epilogue])
+    stores += tiles * sum([vector_size(form, op) for op in form.nest.extras])
     return stores + terms * (tiles + reads) + 20 * len(form.loops)
 
 
@@ -493,18 +515,6 @@ def vector_size(form: Form, operand: Operand) -> int:
     return form.lanes + form.lanes // 2
 
 
-def reading_tiles(form: Form, operand: Operand, ranges: Ranges) -> int:
-    """Vectors of an operand that one term reads, over all variants of the tile."""
-    total = 1
-    for axis in form.tile:
-        moves = operand.stride_of(axis) != 0
-        if axis == form.vector:
-            total *= sum(len(form.leaves(n)) if moves else 1 for n in ranges[axis])
-        else:
-            total *= sum(n if moves else 1 for n in ranges[axis])
-    return total
-
-
 def predicted_terms(
     form: Form, rolled: tuple[Loop, ...], unrolled: tuple[Loop, ...], ranges: Ranges
 ) -> int:
@@ -512,8 +522,10 @@ def predicted_terms(
     if not rolled:
         axes = {loop.axis for loop in unrolled}
         return math.prod(
-            sum(contributions(form, axis, extent, unrolled) for extent in ranges[axis])
-            for axis in axes
+            [
+                sum([contributions(form, axis, extent, unrolled) for extent in ranges[axis]])
+                for axis in axes
+            ]
         )
     loop, *rest = rolled
     pieces = inner_ranges(ranges[loop.axis], loop.step)
