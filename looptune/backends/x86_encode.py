@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from iced_x86 import (
@@ -47,9 +47,16 @@ def encode(name: str, *operands: Operand, mask: int = 0, zero: bool = False) -> 
 
     `mask` is the number of an AVX-512 mask register; with `zero`, lanes it leaves out become 0.
     """
-    described_operands = [described(operand) for operand in operands]
-    create = getattr(Instruction, "_".join(["create", *(kind for kind, _ in described_operands)]))
-    instruction = create(getattr(Code, name), *(value for _, value in described_operands))
+    kinds, values = "create", list[object]()
+    for operand in operands:
+        if isinstance(operand, int):  # most are registers
+            kinds += "_reg"
+            values.append(operand)
+        else:
+            kind, value = described(operand)
+            kinds += kind
+            values.append(value)
+    instruction = constructor(kinds)(getattr(Code, name), *values)
     if mask:
         instruction.op_mask = Register.K0 + mask
         instruction.zeroing_masking = zero
@@ -59,11 +66,18 @@ def encode(name: str, *operands: Operand, mask: int = 0, zero: bool = False) -> 
     return encoder.take_buffer()
 
 
+@cache
+def constructor(name: str) -> Callable[..., Any]:
+    """A constructor of iced-x86, of which there is one for each list of operand kinds."""
+    found: Callable[..., Any] = getattr(Instruction, name)
+    return found
+
+
 def described(operand: Operand) -> tuple[str, object]:
-    """An operand's kind and value in the constructors of iced-x86."""
+    """An operand's kind, as the constructors of iced-x86 are named for, and its value there."""
     match operand:
         case int():
-            return "reg", operand
+            return "_reg", operand
         case Memory(base, displacement, broadcast):
             assert -(2**31) <= displacement < 2**31, f"displacement {displacement} has no encoding"
             # Size 0 leaves the displacement out; size 1 lets iced choose, disp8*N included.
@@ -71,11 +85,11 @@ def described(operand: Operand) -> tuple[str, object]:
             # Positional arguments: by name, the constructor takes twice as long.
             # The stub has an enumeration for what are plain integers at run time.
             register: Any = base
-            return "mem", MemoryOperand(register, Register.NONE, 1, displacement, size, broadcast)
+            return "_mem", MemoryOperand(register, Register.NONE, 1, displacement, size, broadcast)
         case Immediate(value):
-            return "i64" if not -(2**31) <= value < 2**31 else "i32", value
+            return "_i64" if not -(2**31) <= value < 2**31 else "_i32", value
         case Target(distance):
-            return "branch", distance % 2**64
+            return "_branch", distance % 2**64
 
 
 encode_cached = lru_cache(maxsize=1 << 12)(encode)

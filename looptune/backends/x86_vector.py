@@ -132,6 +132,7 @@ PASSING_MASK = 7
 UNORDERED = Immediate(3)
 MANY_CODES = 1 << 15  # cached operations; a hundred kernels have about 10,000 different ones
 LONGEST_OFFSET = 2**31 - 1
+BYTES = tuple(bytes([value]) for value in range(128))
 
 
 FOLDED = frozenset({FmaLoad, FmaSplat})
@@ -144,8 +145,9 @@ class Vectors:
     """The encoder of vector operations for one instruction set, dtype and set of lane masks.
 
     Most operations of a kernel occur in others, too, and their bytes do not depend on the place:
-    they are kept per operation type, since operations of different types compare equal. Far
-    offsets vary without end; there the bytes before a 32-bit displacement are kept.
+    they are kept per operation type, since operations of different types compare equal. Offsets
+    vary without end: of operations that have one, the bytes before it are kept, and those of far
+    ones alone.
     """
 
     def __init__(self, isa: str, vector_bytes: int, dtype: DType, masks: tuple[int, ...]) -> None:
@@ -178,38 +180,42 @@ class Vectors:
     def missing(self, op: VectorOp | MachineOp) -> bytes:
         """Bytes of an operation that is not in `codes`."""
         kind = type(op)
-        if kind in self.heads and self.is_far(op):  # type: ignore[arg-type]
-            return self.at_far_offset(op)  # type: ignore[arg-type]
+        if kind in self.heads and op.offset:  # type: ignore[union-attr]
+            code, near = self.at_offset(op)  # type: ignore[arg-type]
+            if not near:
+                return code
+        else:
+            code = self.encode(op)
         known = self.codes[kind]
         if len(known) >= MANY_CODES:
             known.clear()
-        known[op] = code = self.encode(op)
+        known[op] = code
         return code
 
-    def is_far(self, op: AtOffset) -> bool:
-        """Whether the displacement takes four bytes: EVEX has one byte in units of the access."""
+    def unit(self, op: AtOffset) -> int:
+        """What a displacement of one byte counts: with EVEX, bytes that are accessed."""
         if not self.evex:
-            return op.offset >= 128
-        match op:
-            case Splat() | FmaSplat():
-                unit = self.item
-            case Load(lanes=lanes) | Store(lanes=lanes) if lanes & (lanes - 1) == 0:
-                unit = lanes * self.item
-            case _:
-                unit = self.lanes * self.item
-        return op.offset >= 128 * unit or op.offset % unit != 0
+            return 1
+        kind = type(op)
+        if kind is Splat or kind is FmaSplat:
+            return self.item
+        if kind is FmaLoad or op.lanes & (op.lanes - 1):  # type: ignore[union-attr]
+            return self.lanes * self.item
+        return op.lanes * self.item  # type: ignore[union-attr]
 
-    def at_far_offset(self, op: AtOffset) -> bytes:
-        """Bytes of an operation whose displacement takes the last four of them."""
-        assert op.offset <= LONGEST_OFFSET, (
-            f"{op} is out of reach: the lowering should have refused"
-        )
-        heads, at = self.heads[type(op)], 3 if type(op) in FOLDED else 2
-        key = op[:at] + op[at + 1 :]
+    def at_offset(self, op: AtOffset) -> tuple[bytes, bool]:
+        """Bytes of an operation that end in a displacement, and whether that is near: one byte."""
+        kind, offset = type(op), op.offset
+        assert offset <= LONGEST_OFFSET, f"{op} is out of reach: the lowering should have refused"
+        unit = self.unit(op)
+        near = offset < 128 * unit and offset % unit == 0
+        at = 3 if kind in FOLDED else 2
+        heads, key = self.heads[kind], (near, *op[:at], *op[at + 1 :])
         head = heads.get(key)
         if head is None:
-            head = heads[key] = self.encode(op._replace(offset=LONGEST_OFFSET))[:-4]
-        return head + struct.pack("<i", op.offset)
+            example = op._replace(offset=unit if near else LONGEST_OFFSET)
+            head = heads[key] = self.encode(example)[: -1 if near else -4]
+        return head + (BYTES[offset // unit] if near else struct.pack("<i", offset)), near
 
     def packed(self, value: float) -> bytes:
         """An element in memory."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from looptune.dtypes import DType
-from looptune.ir import Axis, Dim, Nest, Operand
+from looptune.ir import Axis, Dim, Nest, Operand, Reduction
 from looptune.lower.buffers import Box, Buffer, Inner
-from looptune.lower.form import form_of, within_reach
+from looptune.lower.form import Form, form_of, within_reach
 from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, Way, emit_nest
 from looptune.lower.region import Access
 from looptune.program import SCRATCH
@@ -80,8 +81,8 @@ def emit_part(
     into, out_of = places
     here = Place(into.operand, into.offset + copy.item_bytes * to)
     there = Place(out_of.operand, out_of.offset + source.item_bytes * at) if fill is None else here
-    nest = copy_nest(moves, copy.dtype, source.dtype)
-    return emit_copy(nest, (here, there), target, fill)
+    form = copy_form(tuple(moves), copy.dtype, source.dtype, target)
+    return emit_copy(form, (here, there), fill)
 
 
 def emit_box(
@@ -108,12 +109,11 @@ def emit_box(
     places: tuple[Place | Through, ...] = (there, copy)
     if way == "in":
         moves, places = [Move(n, read, written) for n, written, read in moves], (copy, there)
-        made = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
+        form = copy_form(tuple(moves), pack.operand.dtype, pack.source.dtype, target)
     else:
-        made = copy_nest(moves, pack.source.dtype, pack.operand.dtype)
-    if way == "add":
-        made = replace(made, accumulate=True, reduction=nest.reduction)
-    return emit_copy(made, places, target, None, taken)
+        add = nest.reduction if way == "add" else None
+        form = copy_form(tuple(moves), pack.source.dtype, pack.operand.dtype, target, add)
+    return emit_copy(form, places, None, taken)
 
 
 def emit_read(
@@ -147,8 +147,8 @@ def emit_read(
         here = copy._replace(offset=copy.offset + pack.operand.item_bytes * inner)
         there = Through(outside.pointer, outside.bias + pack.source.item_bytes * outer)
         places = (here, here if fill is not None else there)
-        nest = copy_nest(moves, pack.operand.dtype, pack.source.dtype)
-        return emit_copy(nest, places, target, fill, taken)
+        form = copy_form(tuple(moves), pack.operand.dtype, pack.source.dtype, target)
+        return emit_copy(form, places, fill, taken)
 
     def wanted(part: Box, fill: float | None) -> tuple[Ops, Registers]:
         skipped = "around" if fill is None else "inside"
@@ -191,18 +191,35 @@ def copy_nest(moves: Iterable[Move], written: DType, read: DType) -> Nest:
     return Nest(axes, to, (operand("from", read, [move.read for move in merged]),))
 
 
-def emit_copy(
-    nest: Nest,
-    places: tuple[Place | Through, ...],
+@lru_cache(maxsize=1 << 10)
+def copy_form(
+    moves: tuple[Move, ...],
+    written: DType,
+    read: DType,
     target: Target,
+    add: Reduction | None = None,
+) -> Form:
+    """A copy in its form for registers, with `add` one that is combined with what is there.
+
+    The two sides of a padding, and the packs of a plan's nests, have the same.
+    """
+    small = replace(target, code_instructions=target.code_instructions // COPY_SHARE)
+    nest = copy_nest(moves, written, read)
+    if add is not None:
+        nest = replace(nest, accumulate=True, reduction=add)
+    return form_of(copy_schedule(nest, target), small)
+
+
+def emit_copy(
+    form: Form,
+    places: tuple[Place | Through, ...],
     fill: float | None,
     taken: Registers = NONE_USED,
 ) -> tuple[Ops, Registers]:
-    """Code of a copy nest, or with `fill` of one that reads nothing."""
-    small = replace(target, code_instructions=target.code_instructions // COPY_SHARE)
-    if nest.output.dtype == "int16x2" and fill is not None:
+    """Code of a copy, or with `fill` of one that reads nothing."""
+    if form.nest.output.dtype == "int16x2" and fill is not None:
         fill = int(fill) & 0xFFFF
-    return emit_nest(form_of(copy_schedule(nest, target), small), places, fill, taken)
+    return emit_nest(form, places, fill, taken)
 
 
 def copy_schedule(nest: Nest, target: Target) -> Schedule:
