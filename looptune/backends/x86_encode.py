@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from iced_x86 import (
@@ -66,7 +66,7 @@ def encode(name: str, *operands: Operand, mask: int = 0, zero: bool = False) -> 
     return encoder.take_buffer()
 
 
-@cache
+@lru_cache(maxsize=64)
 def constructor(name: str) -> Callable[..., Any]:
     """A constructor of iced-x86, of which there is one for each list of operand kinds."""
     found: Callable[..., Any] = getattr(Instruction, name)

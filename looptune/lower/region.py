@@ -276,7 +276,7 @@ def body(tile: Tile, extents: Extents, first: bool = False) -> tuple[Op, ...]:
 
 def products(
     tile: Tile, left: list[list[Read]], right: list[list[Read]], first: bool
-) -> Iterator[Op]:
+) -> list[Product]:
     """The products of all terms; what one term has worked out is repeated for those alike.
 
     Terms that share no vector and load equally wide ones differ by their offsets alone.
@@ -289,15 +289,14 @@ def products(
             for number, (a, b) in enumerate(zip(left, right, strict=True))
             for i in order
         ]
-        yield from multiply_add(tile, jobs if first else regrouped(tile, jobs), first)
-        return
+        return multiply_add(tile, jobs if first else regrouped(tile, jobs), first)
     ops = multiply_add(tile, [(i, left[0][i], right[0][i]) for i in order], first)
-    yield from ops
+    found = list(ops)
     for number in range(1, len(left)):
         moved = {rows[0][0][0]: rows[number][0][1] - rows[0][0][1] for rows in (left, right)}
         shift = number % tile.copies * count
-        for op in ops:
-            yield moved_op(op, shift, moved)
+        found += [moved_op(op, shift, moved) for op in ops]
+    return found
 
 
 def regrouped(tile: Tile, jobs: list[Job]) -> list[Job]:
@@ -371,37 +370,51 @@ class Holding:
             _, a, b = jobs[number]
             self.uses.setdefault(a, []).append(number)
             self.uses.setdefault(b, []).append(number)
-        target = tile.form.target
-        self.foldable: dict[str, type[FmaLoad | FmaSplat]] = {}
-        in_steps = multiplies_pairs(tile.form.nest) and not target.dot
-        if target.fold and not in_steps:
-            self.foldable["unit"] = FmaLoad
-        if target.fold_splat and not in_steps:
-            self.foldable["splat"] = FmaSplat
+        self.lanes = tile.form.lanes
+        kinds = foldable(tile.form)
+        self.folds = {
+            access.pointer: kinds[access.kind]
+            for access in inputs
+            if access.form is None and access.kind in kinds
+        }
 
     def fetch(self, read: Read, other: Read, ops: list[Product]) -> int:
         """The register that holds `read`, loaded if need be, `other` kept."""
         held = self.held
-        if read not in held:
+        register = held.get(read)
+        if register is None:
             if not self.free:
                 victim = max((r for r in held if r != other), key=lambda r: self.uses[r][-1])
                 self.free.append(held.pop(victim))
-            held[read] = self.free.pop()
-            ops.append(read_vector(self.tile, self.access[read[0]], held[read], read))
-        return held[read]
+            held[read] = register = self.free.pop()
+            ops.append(read_vector(self.tile, self.access[read[0]], register, read))
+        return register
 
     def folded(self, read: Read) -> type[FmaLoad | FmaSplat] | None:
         """The multiply-add that reads `read` from memory, if it is wanted just this once."""
-        if len(self.uses[read]) > 1 or read[2] < self.tile.form.lanes or read in self.held:
+        if len(self.uses[read]) > 1 or read[2] < self.lanes or read in self.held:
             return None
-        access = self.access[read[0]]
-        return self.foldable.get(access.kind) if access.form is None else None
+        return self.folds.get(read[0])
 
     def release(self, read: Read) -> None:
         """Count one use of `read`; its register is free after the last."""
-        self.uses[read].pop()
-        if not self.uses[read] and read in self.held:
+        uses = self.uses[read]
+        uses.pop()
+        if not uses and read in self.held:
             self.free.append(self.held.pop(read))
+
+
+def foldable(form: Form) -> dict[str, type[FmaLoad | FmaSplat]]:
+    """The multiply-adds that read a vector from memory, by its kind."""
+    target = form.target
+    found: dict[str, type[FmaLoad | FmaSplat]] = {}
+    if multiplies_pairs(form.nest) and not target.dot:  # products take two steps
+        return found
+    if target.fold:
+        found["unit"] = FmaLoad
+    if target.fold_splat:
+        found["splat"] = FmaSplat
+    return found
 
 
 def multiply_add(tile: Tile, jobs: list[Job], first: bool) -> list[Product]:
