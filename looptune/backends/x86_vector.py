@@ -132,6 +132,7 @@ PASSING_MASK = 7
 UNORDERED = Immediate(3)
 MANY_CODES = 1 << 15  # cached operations; a hundred kernels have about 10,000 different ones
 LONGEST_OFFSET = 2**31 - 1
+DISTANCE = struct.Struct("<i")
 BYTES = tuple(bytes([value]) for value in range(128))
 
 
@@ -170,7 +171,10 @@ class Vectors:
             self.names["splat"] = PAIR_SPLAT
         self.first = getattr(Register, wide + "0")
         self.codes: dict[type, dict[object, bytes]] = {kind: {} for kind in ENCODED}
-        self.heads: dict[type, dict[object, bytes]] = {kind: {} for kind in get_args(AtOffset)}
+        # What precedes far offsets, and near ones.
+        self.heads: dict[type, tuple[dict[object, bytes], dict[object, bytes]]] = {
+            kind: ({}, {}) for kind in get_args(AtOffset)
+        }
 
     @property
     def narrow(self) -> Width:
@@ -210,12 +214,12 @@ class Vectors:
         unit = self.unit(op)
         near = offset < 128 * unit and offset % unit == 0
         at = 3 if kind in FOLDED else 2
-        heads, key = self.heads[kind], (near, *op[:at], *op[at + 1 :])
+        heads, key = self.heads[kind][near], op[:at] + op[at + 1 :]
         head = heads.get(key)
         if head is None:
             example = op._replace(offset=unit if near else LONGEST_OFFSET)
             head = heads[key] = self.encode(example)[: -1 if near else -4]
-        return head + (BYTES[offset // unit] if near else struct.pack("<i", offset)), near
+        return head + (BYTES[offset // unit] if near else DISTANCE.pack(offset)), near
 
     def packed(self, value: float) -> bytes:
         """An element in memory."""
