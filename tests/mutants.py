@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "a partial vector is folded as a full one",
         "lower/region.py",
-        "read[2] < self.tile.form.lanes or ",
+        "read[2] < self.lanes or ",
         "",
     ),
     Mutant(
@@ -213,8 +213,14 @@ MUTANTS = (
     Mutant(
         "far displacements are one element off",
         "backends/x86_vector.py",
-        'return head + struct.pack("<i", op.offset)',
-        'return head + struct.pack("<i", op.offset + 4)',
+        "DISTANCE.pack(offset)",
+        "DISTANCE.pack(offset + 4)",
+    ),
+    Mutant(
+        "near displacements are one vector off",
+        "backends/x86_vector.py",
+        "BYTES[offset // unit] if near",
+        "BYTES[offset // unit - 1] if near",
     ),
     Mutant(
         "an element is inserted in the wrong lane",
@@ -255,8 +261,8 @@ MUTANTS = (
     Mutant(
         "narrow vectors are folded as they are",
         "lower/region.py",
-        "if access.form is None else None",
-        "if access.form != 0 else None",
+        "if access.form is None and access.kind in kinds",
+        "if access.kind in kinds",
     ),
     Mutant(
         "bfloat16 is cut off",

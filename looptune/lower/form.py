@@ -357,10 +357,10 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
         scope += 1
     tile = tile_axes(nest, loops[scope:], vector)
     form = Form(problem, target, loops, vector, scope, ranges, tile, (), (), shared)
-    form, size = unrolled(form)
+    form, size = at_scope(form)
     while size > target.code_instructions and form.leads_with_space:
         tile = tile_axes(nest, loops[form.scope + 1 :], vector)
-        form, size = unrolled(replace(form, scope=form.scope + 1, tile=tile))
+        form, size = at_scope(replace(form, scope=form.scope + 1, tile=tile))
     if size > HARD_LIMIT * target.code_instructions:
         raise LoweringError(
             f"the schedule would unroll into about {size} instructions; "
@@ -369,7 +369,7 @@ def formed(schedule: Schedule, target: Target, more: tuple[tuple[int, Pack], ...
     return form
 
 
-def unrolled(form: Form) -> tuple[Form, int]:
+def at_scope(form: Form) -> tuple[Form, int]:
     """The form with the unrolling for its scope, and the predicted instructions.
 
     Reduction loops roll from the outside inward until body and kernel fit the limits.

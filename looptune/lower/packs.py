@@ -191,7 +191,7 @@ def copy_nest(moves: Iterable[Move], written: DType, read: DType) -> Nest:
     return Nest(axes, to, (operand("from", read, [move.read for move in merged]),))
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=256)
 def copy_form(
     moves: tuple[Move, ...],
     written: DType,
