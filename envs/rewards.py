@@ -44,15 +44,6 @@ def modelled(problem: Problem, schedule: Schedule) -> float | None:
     return value if value > -math.inf else None
 
 
-def merged(first: Posterior, second: Posterior) -> Posterior:
-    """The posterior of both's samples (Chan, Golub and LeVeque's update of moments, 1983)."""
-    n = first.n + second.n
-    apart = second.mean - first.mean
-    mean = first.mean + apart * second.n / n
-    squares = first.n * first.variance + second.n * second.variance
-    return Posterior(n, mean, (squares + apart**2 * first.n * second.n / n) / n)
-
-
 @dataclass
 class Measured:
     """The measured gain, by posteriors that `measure` adds to; kept in `path`, if given.
@@ -90,7 +81,7 @@ class Measured:
             assert self.measure is not None
             try:
                 found = self.measure(problem, schedule)
-                known = found if known is None else merged(known, found)
+                known = found if known is None else known.merged(found)
             except MeasurementError:  # a time that cannot be: nothing is learnt from it
                 return None if known is None else known.mean
             except LooptuneError:

@@ -112,12 +112,12 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
     except (sqlite3.Error, DatabaseError) as reason:
         logger.warning("the database could not be read: %s", reason)
         return None
-    if record is None or record.lower <= 0:
+    if record is None:
         return None
     schedule = schedule_of(nest, record)
     if schedule is None:
         return None
-    return Chosen(schedule, "database", Posterior(record.n, record.mean, record.variance))
+    return Chosen(schedule, "database", record.posterior)
 
 
 def advised(nest: Nest, options: Options) -> Chosen:

@@ -34,6 +34,7 @@ from looptune.errors import DatabaseError, ScheduleError
 from looptune.host import fingerprint
 from looptune.ir import Nest
 from looptune.lower import GENERATOR_VERSION
+from looptune.measure import Posterior
 from looptune.schedule import Action, Schedule, replay
 from looptune.target import Target
 
@@ -94,19 +95,14 @@ class Record:
     created: float = 0.0
 
     @property
-    def lower(self) -> float:
-        """What the mean is at least, by two standard errors: a lucky sample is no leader."""
-        return self.mean - 2 * math.sqrt(self.variance / max(1, self.n))
+    def posterior(self) -> Posterior:
+        """Of the gain over the anchor."""
+        return Posterior(self.n, self.mean, self.variance)
 
     def merged(self, other: Record) -> Record:
-        """The posterior of both records' samples (Chan, Golub and LeVeque's update)."""
-        n = self.n + other.n
-        shift = other.mean - self.mean
-        mean = self.mean + shift * other.n / n
-        squares = self.variance * self.n + other.variance * other.n
-        variance = (squares + shift * shift * self.n * other.n / n) / n
+        """The record of both's samples."""
         created = max(self.created, other.created)
-        return replace(self, n=n, mean=mean, variance=variance, created=created)
+        return replace(self, **asdict(self.posterior.merged(other.posterior)), created=created)
 
     def fuller(self, other: Record) -> Record:
         """The record of more samples; of equally many this one."""
@@ -197,19 +193,21 @@ class Database:
             handle.execute("COMMIT")
 
     def records(self, key: Key | None = None) -> list[Record]:
-        """All records, or those of a key, the best first."""
-        query, values = f"SELECT {', '.join(COLUMNS)} FROM schedules", ()
+        """All records, or those of a key, the best first: by what their gain is at least."""
+        query = f"SELECT {', '.join(COLUMNS)} FROM schedules"
+        values: tuple[object, ...] = ()
         if key is not None:
             query += " WHERE nest=? AND target=? AND threads=? AND machine=? AND generator=?"
-            values = (key.nest, key.target, key.threads, key.machine, key.generator)  # type: ignore[assignment]
+            values = (key.nest, key.target, key.threads, key.machine, key.generator)
         with self.lock:
             rows = self.connection().execute(query, values).fetchall()
         found = [record_of(dict(zip(COLUMNS, row, strict=True))) for row in rows]
-        return sorted(found, key=lambda record: (-record.lower, record.identity))
+        return sorted(found, key=lambda each: (-each.posterior.lower, each.identity))
 
     def best(self, key: Key) -> Record | None:
         """The record of a key that is surely fastest; None if none is faster than the anchor."""
-        return next(iter(self.records(key)), None)
+        leader = next(iter(self.records(key)), None)
+        return leader if leader is not None and leader.posterior.verdict == "faster" else None
 
     def add(self, records: Iterable[Record]) -> int:
         """Merge new samples into what is known, in one transaction; how many records."""
@@ -266,13 +264,14 @@ class Database:
     def prune(self, *, machine: str | None = None, older_than: float | None = None) -> int:
         """Delete the records of other generator versions, of machines but this (their rates, too),
         or from before a time (seconds since the epoch); how many records."""
-        clauses, values = ["generator<>?"], [GENERATOR_VERSION]
+        clauses = ["generator<>?"]
+        values: list[object] = [GENERATOR_VERSION]
         if machine is not None:
             clauses.append("machine<>?")
-            values.append(machine)  # type: ignore[arg-type]
+            values.append(machine)
         if older_than is not None:
             clauses.append("created<?")
-            values.append(older_than)  # type: ignore[arg-type]
+            values.append(older_than)
         with self.transaction() as handle:
             if machine is not None:
                 handle.execute("DELETE FROM rates WHERE machine<>?", (machine,))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from looptune.database import (
     Database,
-    Record,
     exported,
     imported,
     user_file,
@@ -85,10 +84,11 @@ def listing(args: argparse.Namespace, database: Database) -> Answer:
     records = database.records()
     rows = [
         f"{r.key.nest[:12]} {r.key.target:8s} {r.key.threads:3d} {r.key.machine} "
-        f"{100 * math.expm1(r.mean):+6.1f} % +- {200 * spread(r):4.1f} ({r.n} samples)"
+        f"{100 * math.expm1(r.mean):+6.1f} % +- {100 * r.posterior.half_width:4.1f} "
+        f"({r.n} samples)"
         for r in records
     ]
-    head = "nest         target   thr machine      gain over the default, two standard errors"
+    head = "nest         target   thr machine      gain over the default, half of its 95 % interval"
     result: dict[str, object] = {
         "schema": 1,
         "records": [
@@ -101,11 +101,6 @@ def listing(args: argparse.Namespace, database: Database) -> Answer:
         ],
     }  # fmt: skip
     return result, "\n".join([head, *rows])
-
-
-def spread(record: Record) -> float:
-    """The standard error of a record's mean."""
-    return float((record.variance / max(1, record.n)) ** 0.5)
 
 
 def export(args: argparse.Namespace, database: Database) -> Answer:

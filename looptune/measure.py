@@ -143,16 +143,29 @@ class Posterior:
         return student(self.n - 1) * math.sqrt(self.variance / (self.n - 1))
 
     @property
+    def lower(self) -> float:
+        """What the mean is at least, by its interval: above 0 the candidate is surely faster."""
+        return self.mean - self.half_width
+
+    @property
     def verdict(self) -> Literal["faster", "slower", "within noise"]:
         """Whether the candidate is faster than the anchor: not if the interval holds 0."""
-        if abs(self.mean) <= self.half_width:
-            return "within noise"
-        return "faster" if self.mean > 0 else "slower"
+        if self.lower > 0:
+            return "faster"
+        return "slower" if self.mean + self.half_width < 0 else "within noise"
 
     @property
     def noisy(self) -> bool:
         """Whether the machine is too noisy to tell `NOISE` apart."""
         return self.half_width > NOISE
+
+    def merged(self, other: Posterior) -> Posterior:
+        """The posterior of both's samples (Chan, Golub and LeVeque's update of moments, 1983)."""
+        n = self.n + other.n
+        apart = other.mean - self.mean
+        mean = self.mean + apart * other.n / n
+        squares = self.n * self.variance + other.n * other.variance
+        return Posterior(n, mean, (squares + apart**2 * self.n * other.n / n) / n)
 
 
 def student(freedom: int) -> float:

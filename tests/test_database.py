@@ -80,6 +80,26 @@ def test_a_lucky_sample_does_not_lead(store: Database) -> None:
     assert store.best(KEY) == RECORD
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [{"n": 1, "mean": 0.5, "variance": 0.0}, {"mean": -0.1}, {"n": 3, "variance": 0.01}],
+    ids=["one sample", "slower", "within noise"],
+)
+def test_what_is_not_surely_faster_is_never_the_best(
+    store: Database, numbers: dict[str, float]
+) -> None:
+    unsure = replace(RECORD, **numbers)  # type: ignore[arg-type]
+    store.add([unsure])
+    line = next(exported(store))
+    store.take(imported([line]))
+    assert store.records(KEY) == [unsure]
+    assert store.best(KEY) is None
+    kernel = looptune.optimize(
+        NEST, strategy="default", target="avx2", database=store, verify=False
+    )
+    assert kernel.origin == "default"
+
+
 def test_keys_tell_problems_apart() -> None:
     conv = {"padding": 2}
     base = conv2d((1, 8, 16, 16), (8, 8, 5, 5), **conv)  # type: ignore[arg-type]

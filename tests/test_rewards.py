@@ -15,7 +15,7 @@ from looptune.default import default_schedule
 from looptune.envs import rewards
 from looptune.envs.construct import ConstructEnv
 from looptune.envs.problem import Problem
-from looptune.envs.rewards import BATCH, Bench, Measured, clipped, merged, modelled, read
+from looptune.envs.rewards import BATCH, Bench, Measured, clipped, modelled, read
 from looptune.errors import LoweringError, MeasurementError
 from looptune.host import host_isas
 from looptune.measure import Posterior
@@ -79,7 +79,7 @@ def test_the_default_gains_nothing_over_itself() -> None:
 def test_merging_is_pooling_the_samples() -> None:
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=5), rng.normal(1.0, 2.0, size=9)
-    both, pooled = merged(posterior(first), posterior(second)), posterior([*first, *second])
+    both, pooled = posterior(first).merged(posterior(second)), posterior([*first, *second])
     assert both.n == pooled.n
     assert (both.mean, both.variance) == pytest.approx((pooled.mean, pooled.variance))
 
