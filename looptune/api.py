@@ -168,8 +168,16 @@ def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
 def einsum(spec: str, *operands: object, out: object = None, threads: int | None = None) -> object:
     """`numpy.einsum(spec, *operands)` for string specs, by a generated kernel.
 
-    Returns the first operand's kind of array. Raises `SpecError` for a bad spec or operands
-    that do not fit it, `UnsupportedError` for dtypes other than float32 and float64.
+    Operands are NumPy arrays and scalars, buffers or CPU tensors of float32, float64, float16,
+    bfloat16 or int8; of two types they are converted to the one that NumPy promotes them to. The
+    result is of that type, of int8 int32, and the first operand's kind of array; or it is `out`,
+    an array or tensor of its shape and of a type that NumPy casts the result's to ("same_kind"),
+    which may overlap the operands.
+
+    Raises `SpecError` for a bad spec or operands that do not fit it, `UnsupportedError` for other
+    dtypes and for sums of products of int32, `ArgumentTypeError` for what shares no memory and for
+    an `out` of a wrong kind or type, `ArgumentError` for one of a wrong shape or that is read-only,
+    and for `threads` under 1.
     """
     if not operands:
         raise ArgumentTypeError("einsum needs at least one operand")
@@ -193,7 +201,12 @@ def einsum(spec: str, *operands: object, out: object = None, threads: int | None
 
 
 def matmul(a: object, b: object, *, out: object = None, threads: int | None = None) -> object:
-    """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices."""
+    """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices.
+
+    Of (..., m, k) and (..., k, n) the result is (..., m, n), leading dimensions broadcast; a vector
+    on either side has no m or n. Operands, dtypes, `out` and errors are those of `einsum`; columns
+    of `a` that are not the rows of `b`, and operands without a dimension, are an `ArgumentError`.
+    """
     left, right = common_arrays((a, b))
     if left.ndim == 0 or right.ndim == 0:
         raise ArgumentError("matmul needs at least one dimension on each side; use `*`")
@@ -228,7 +241,17 @@ def conv2d(
     out: object = None,
     threads: int | None = None,
 ) -> object:
-    """`torch.nn.functional.conv2d`: x in `layout`, weight as (out, in / groups, height, width)."""
+    """`torch.nn.functional.conv2d`: x in `layout`, weight as (out, in / groups, height, width).
+
+    The result is in `layout`, "NCHW" or "NHWC", too: (n, out, height', width') or
+    (n, height', width', out). `padding` is a number, one a dimension, a pair (before, after) a
+    dimension, "valid" or "same". Operands, dtypes and `out` are those of `einsum`; int8 takes no
+    bias.
+
+    Raises `SpecError` for shapes and options that do not fit, `UnsupportedError` for another
+    layout or dtype, `ArgumentTypeError` and `ArgumentError` as `einsum` does, and the latter for a
+    bias of a wrong shape.
+    """
     image, weights, *offsets = common_arrays((x, weight) if bias is None else (x, weight, bias))
     place = result_array(out)
     if offsets:

@@ -1,6 +1,6 @@
 """The command line: one subcommand a job. Results on stdout, progress on stderr.
 
-Exit codes: 0 good, 1 a finding (a wrong result, an unsupported host), 2 usage.
+Exit codes: 0 good, 1 a finding (a wrong result, an unsupported host), 2 usage, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from looptune.lower import form_of
 from looptune.lower.form import tile_size
 from looptune.program import Program, walk
 from looptune.runtime.kernel import Kernel
-from looptune.schedule import Schedule
+from looptune.schedule import Loop, Schedule
 from looptune.target import Target
 
 
@@ -77,8 +77,8 @@ def explain_nest(schedule: Schedule, target: Target) -> NestExplanation:
     ranges = form.tile_ranges()
     extents = {axis: max(ranges[axis]) for axis in form.tile}
 
-    def words(loops: tuple[object, ...]) -> tuple[str, ...]:
-        return tuple(f"{names[p.axis]}:{p.step}" for p in loops)  # type: ignore[attr-defined]
+    def words(loops: tuple[Loop, ...]) -> tuple[str, ...]:
+        return tuple(f"{names[loop.axis]}:{loop.step}" for loop in loops)
 
     return NestExplanation(
         loops=words(form.loops[: form.scope]),

@@ -211,8 +211,10 @@ def compile(
 ) -> Kernel:
     """A kernel for a nest (or a plan) with a schedule of your own (one a nest).
 
-    Raises `ScheduleError` for a schedule of another nest, `LoweringError` over a limit of the
-    target, `VerificationError` if the kernel is wrong.
+    Raises `ArgumentTypeError` for arguments of a wrong kind, `ScheduleError` for a schedule of
+    another nest, `LoweringError` over a limit of the target, `UnsupportedError` for a target of an
+    unknown name, `UnsupportedHostError` where the kernel cannot be run to verify it,
+    `VerificationError` if it is wrong.
     """
     if not isinstance(nest, Nest | Plan):
         raise ArgumentTypeError(f"nest is a {type(nest).__name__}; a Nest or a Plan would do")

@@ -78,6 +78,8 @@ class TrainConfig:
         unknown = set(self.stages) - set(STAGES)
         if unknown:
             raise ArgumentError(f"stages {sorted(unknown)}; some of {list(STAGES)} would do")
+        if not self.stages:
+            raise ArgumentError(f"stages=(); some of {list(STAGES)} would do")
         if self.trainer not in get_args(Trainer):
             raise ArgumentError(f"trainer={self.trainer!r}; one of {get_args(Trainer)} would do")
         if self.runners < 0 or (self.runners and self.trainer == "single"):

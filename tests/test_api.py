@@ -15,10 +15,13 @@ from looptune import api
 from looptune.errors import (
     ArgumentError,
     ArgumentTypeError,
+    LooptuneError,
     SpecError,
     UnsupportedError,
+    UnsupportedHostError,
 )
 from looptune.host import host_isas
+from looptune.schedule import Schedule
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
 
@@ -352,3 +355,39 @@ def test_results_into_tensors() -> None:
     torch.testing.assert_close(out, a @ b)
     kernel = looptune.optimize("mk,kn->mn", shapes=[a, b])
     torch.testing.assert_close(kernel(a, b), a @ b)
+
+
+@pytest.mark.parametrize(
+    ("given", "result"),
+    [("float32", "float32"), ("float64", "float64"), ("float16", "float16"), ("int8", "int32")],
+)
+def test_types_of_results(given: str, result: str) -> None:
+    image, weights = np.ones((1, 2, 5, 5), given), np.ones((3, 2, 3, 3), given)
+    assert looptune.conv2d(image, weights).dtype == result  # type: ignore[attr-defined]
+    into = np.empty((1, 2, 5, 5), "float64")
+    assert looptune.matmul(image, image).dtype == result  # type: ignore[attr-defined]
+    assert looptune.matmul(image, image, out=into) is into
+    np.testing.assert_array_equal(into, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        ({"nest": 3}, ArgumentTypeError, "nest is a int"),
+        ({"schedule": "m n k"}, ArgumentTypeError, "a Schedule, or one a nest"),
+        ({"verify": 1}, ArgumentTypeError, "verify=1"),
+        ({"target": "vax"}, UnsupportedError, "target 'vax' is none of"),
+        ({}, UnsupportedHostError, "avx2"),
+    ],
+)
+def test_what_compile_raises(
+    call: dict[str, object],
+    error: type[LooptuneError],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("looptune.runtime.kernel.runs", lambda target: False)
+    (nest,) = looptune.workloads.matmul(4, 8, 4).nests
+    settings = {"nest": nest, "schedule": Schedule(nest), "target": "avx2", **call}
+    with pytest.raises(error, match=said):
+        looptune.compile(**settings)

@@ -159,6 +159,8 @@ def test_measured_stages_stay_on_their_machine(config: train.TrainConfig, tmp_pa
 def test_stages_that_there_are_not() -> None:
     with pytest.raises(ArgumentError, match=r"stages \['sleep'\]"):
         train.TrainConfig(stages=("sleep",))
+    with pytest.raises(ArgumentError, match=r"stages=\(\); some of \['regress'"):
+        train.TrainConfig(stages=())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The call contract: what a kernel accepts, checked before machine code sees a pointer.
 
 Two paths lead to the code. The C extension checks and calls in a fraction of a microsecond and
-hands everything unusual back; `prepared` checks in Python, with the typed errors, and calls
-through the extension or through ctypes.
+hands everything unusual back; `checked_pointers` checks in Python, with the typed errors, and the
+call goes through the extension or through ctypes.
 """
 
 from __future__ import annotations
