@@ -2,8 +2,9 @@
 
 python -m experiments.plots [FOLDER]       writes a PNG beside each file that it knows
 
-core180: left our speed over the best peer's, a point a workload, by class; right the share of the
-roofline (FMA peak or streaming bandwidth at that footprint, whichever binds) that ours reaches.
+core180: left our speed over the best peer's, a point a workload, by class; right what ours reaches
+of the roofline (FMA peak or copies of that footprint, whichever binds); over 1 a kernel moves its
+operands faster than a copy (`looptune.bench.Row`), and triangles stand for what is beyond the edge.
 matmul25: bars of every contender's rate, and how the policy's speed over each is distributed.
 matmul2197: that distribution over NumPy, and heat maps of it. tuning-curve: speed over the
 default's against seconds of tuning. end-to-end and codegen-time: milliseconds. eval: by set, the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ from looptune.workloads.suites import LOOPTUNE_SIZES, load
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parent / "results"
+EDGE = 1.2  # of the axis of shares
 MARKS = "osD^vP*X"  # beside the colours, for those who print in grey
 
 
@@ -57,17 +60,27 @@ def plot(path: Path) -> Path:
     found = points(result)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
     for place, pairs in enumerate(found.values()):
-        for axis, colour, column in ((left, COLOURS[0], 0), (right, COLOURS[1], 1)):
-            values = [pair[column] for pair in pairs]
-            axis.plot(values, [place] * len(values), "o", color=colour, alpha=0.5, markersize=4)
+        draw_row(left, [ratio for ratio, _ in pairs], place, COLOURS[0])
+        draw_row(right, [share for _, share in pairs], place, COLOURS[1], EDGE)
     left.set_xscale("log")
     left.axvline(1, color="black", linewidth=0.8)
     left.set_xlabel("our speed over the best peer's")
-    right.set_xlabel("share of the roofline")
-    right.set_xlim(0, 1.2)
+    right.set_xlabel(f"share of the roofline (triangles: over {EDGE})")
+    right.set_xlim(0, 1.04 * EDGE)
     left.set_yticks(range(len(found)), [f"{name} ({len(pairs)})" for name, pairs in found.items()])
     left.invert_yaxis()
     return saved(figure, path, result)
+
+
+def draw_row(
+    axis: Any, values: Sequence[float], place: int, colour: str, edge: float = math.inf
+) -> None:
+    """Values as points in a row; those beyond the edge as triangles on it."""
+    for mark, shown in (
+        ("o", [value for value in values if value <= edge]),
+        (">", [edge for value in values if value > edge]),
+    ):
+        axis.plot(shown, [place] * len(shown), mark, color=colour, alpha=0.5, markersize=4)
 
 
 def saved(figure: Any, path: Path, result: dict[str, Any]) -> Path:

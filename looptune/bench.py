@@ -15,6 +15,7 @@ from tqdm import tqdm
 from looptune.errors import LooptuneError, UnsupportedError, VerificationError
 from looptune.host import fingerprint
 from looptune.ir import Nest, Operand, Plan
+from looptune.lower import GENERATOR_VERSION
 from looptune.measure import (
     Sampler,
     geomean,
@@ -25,10 +26,11 @@ from looptune.measure import (
     python_sampler,
     random_arrays,
     ratio,
-    stream_bandwidth,
     until_idle,
 )
 from looptune.oracle import Oracle
+from looptune.provenance import commit
+from looptune.roofline import bandwidth_at
 from looptune.runtime.call import call_path
 from looptune.target import Target
 from looptune.tune import optimize
@@ -53,7 +55,13 @@ class BenchConfig:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload. GFLOPS are medians; `ratio` is per peer, from Python, in one run."""
+    """One workload. GFLOPS are medians; `ratio` is per peer, from Python, in one run.
+
+    `fraction_of_bandwidth` is how fast the operands, each counted once, pass through the kernel,
+    over what copies of as many bytes by as many threads read and write (`bandwidth_at`). It is over
+    1 where a kernel reads more than it writes, since half of a copy is writes, which cost more, and
+    where strides leave part of an operand unread.
+    """
 
     id: str
     kind: str
@@ -247,7 +255,7 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
         if name in found
     }
     kernel_flops = plan.flops / found["kernel"].median
-    bandwidth = stream_bandwidth(max(4096, plan.min_bytes), seconds=0.02)
+    bandwidth = bandwidth_at(target, plan.min_bytes, config.threads)
     return Row(
         id=workload.id,
         kind=workload.kind,
@@ -297,6 +305,8 @@ def result_json(
     }
     return {
         "schema": 1,
+        "generator": GENERATOR_VERSION,
+        "commit": commit(),
         "machine": {
             **asdict(fingerprint()),
             "digest": fingerprint().digest,

@@ -354,13 +354,3 @@ def highest_peak(target: Target, dtype: DType = "float32", *, again: bool = Fals
         known = max(known, peak_flops(target, dtype, seconds=0.02))
         PEAKS[target, dtype] = known
     return known
-
-
-def stream_bandwidth(nbytes: int, *, seconds: float = 0.2) -> float:
-    """Bytes a second that one core reads and writes in copies of `nbytes` in all."""
-    source = np.ones(max(1, nbytes // 8), np.float32)
-    copy = np.empty_like(source)
-    found = interleave(
-        {"copy": python_sampler(lambda: np.copyto(copy, source))}, rounds=30, seconds=seconds
-    )
-    return 2 * source.nbytes / min(found["copy"].seconds)

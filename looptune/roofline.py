@@ -6,10 +6,11 @@ so many threads at once, and kept in the database with the machine's fingerprint
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from threading import Barrier
 
 import numpy as np
@@ -24,8 +25,10 @@ from looptune.target import Target
 from looptune.workloads.einsum import einsum
 
 FOOTPRINTS = (16 << 10, 512 << 10, 8 << 20, 256 << 20)  # one for each level of most machines
+LEAST_FOOTPRINT = 4 << 10
 DTYPES: tuple[DType, ...] = ("float32", "float64")
 ROUNDS = 30
+BRIEF = 0.02  # seconds: of one bandwidth among many
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,20 @@ def copying(
     samplers = {name: together(each, pool) for name, each in contenders.items()}
     found = interleave(samplers, rounds=ROUNDS, seconds=seconds)
     return 8 * count * threads / min(min(each.seconds) for each in found.values())
+
+
+def bandwidth_at(target: Target, nbytes: int, threads: int = 1) -> float:
+    """Bytes a second that copies of a footprint like `nbytes` read and write: of the nearest power
+    of two, from `LEAST_FOOTPRINT` to the largest of `FOOTPRINTS`, measured once in a process."""
+    nearest = 1 << round(math.log2(max(1, nbytes)))
+    return copied(target, min(max(LEAST_FOOTPRINT, nearest), FOOTPRINTS[-1]), threads)
+
+
+@lru_cache(maxsize=64)
+def copied(target: Target, nbytes: int, threads: int) -> float:
+    """`copying`, measured briefly and kept."""
+    with ThreadPoolExecutor(threads) as pool:
+        return copying(target, nbytes, threads, pool, BRIEF)
 
 
 def together(samplers: Sequence[Sampler], pool: ThreadPoolExecutor) -> Sampler:

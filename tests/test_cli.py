@@ -7,12 +7,14 @@ import math
 
 import pytest
 
-from looptune import bench, cli, measure
+from looptune import bench, cli, measure, roofline
 from looptune.database import Database
 from looptune.errors import VerificationError
 from looptune.host import host_isas, host_target
+from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Samples, interleave, python_sampler, ratio
 from looptune.oracle import Oracle
+from looptune.provenance import commit
 from looptune.roofline import kept
 from looptune.runtime.call import call_path
 from looptune.target import TARGETS
@@ -30,7 +32,7 @@ def quick(monkeypatch):
     def short(contenders, *, rounds=2, seconds=0.0, rest=None):
         return real(contenders, rounds=2, seconds=0.002)
 
-    for module in (measure, bench, cli):
+    for module in (measure, bench, cli, roofline):
         monkeypatch.setattr(module, "interleave", short)
 
 
@@ -175,6 +177,7 @@ def test_bench_writes_the_form_that_others_read(capsys, suite, tmp_path):
     assert json.loads(path.read_text()) == result
     assert result["schema"] == 1
     assert result["machine"]["call_path"] == call_path()
+    assert (result["generator"], result["commit"]) == (GENERATOR_VERSION, commit())
     assert len(result["rows"]) == 3
     assert [item["id"] for item in result["skipped"]] == ["ansor/SFM.0"]
     for row in result["rows"]:

@@ -318,6 +318,19 @@ def test_every_result_has_a_plot(name: str, tmp_path: Path) -> None:
     assert (tmp_path / f"{name}-avx2.png").stat().st_size > 1000
 
 
+def test_shares_beyond_the_axis_are_triangles_on_its_edge() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    from experiments import plots
+
+    axis = Figure().subplots()
+    plots.draw_row(axis, [0.5, 1.1, 9.7], 3, "black", edge=1.2)
+    inside, beyond = axis.lines
+    assert (inside.get_marker(), list(inside.get_xdata())) == ("o", [0.5, 1.1])
+    assert (beyond.get_marker(), list(beyond.get_xdata())) == (">", [1.2])
+
+
 def test_an_output_of_other_rules_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
         raise versus.StaleResultError("rows.json has another machine")

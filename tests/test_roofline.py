@@ -5,9 +5,19 @@ from threading import Barrier
 
 import pytest
 
+from looptune import roofline
 from looptune.database import Database
 from looptune.host import fingerprint, host_target
-from looptune.roofline import DTYPES, FOOTPRINTS, Roofline, keep, kept, measure_roofline, together
+from looptune.roofline import (
+    DTYPES,
+    FOOTPRINTS,
+    Roofline,
+    bandwidth_at,
+    keep,
+    kept,
+    measure_roofline,
+    together,
+)
 
 FOUND = Roofline(host_target().name, 2, {"float32": 2e11, "float64": 1e11}, {1024: 5e10, 99: 1e9})
 
@@ -54,3 +64,20 @@ def test_samplers_run_at_once_and_the_slowest_counts():
 
     with ThreadPoolExecutor(2) as pool:
         assert together([sampler(1.0), sampler(3.0)], pool)(2) == 6.0
+
+
+def test_bandwidths_are_measured_once_a_power_of_two(monkeypatch):
+    asked = []
+
+    def copying(target, nbytes, threads, pool, seconds):
+        asked.append((nbytes, threads))
+        return float(nbytes)
+
+    monkeypatch.setattr(roofline, "copying", copying)
+    roofline.copied.cache_clear()
+    sizes = (0, 5_000, 1 << 20, (1 << 20) + 999, 1 << 40)
+    found = [bandwidth_at(host_target(), size) for size in sizes]
+    assert found == [4096, 4096, 1 << 20, 1 << 20, FOOTPRINTS[-1]]
+    bandwidth_at(host_target(), 1 << 20, threads=2)
+    assert asked == [(4096, 1), (1 << 20, 1), (FOOTPRINTS[-1], 1), (1 << 20, 2)]
+    roofline.copied.cache_clear()
