@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from experiments.header import command_of
 from experiments.versus import (
     Job,
-    command_of,
     compare,
     exit_code,
     keep,

@@ -3,10 +3,10 @@
 python -m experiments.compare_searches --seconds 1 --output experiments/results/searches-avx512.json
 
 Every strategy runs in the paper's seven actions (to be set beside LoopTune's own figures) and in
-ours. At the end all winners of a workload, the default, the untuned nest and the static 4x16 and
-6x16 tiles are timed again, twice: the first samples say which is the best known, the second what
-it and all others gain, so that no luck goes into the share. Resumable: what the output holds is
-not run again, on the same machine.
+ours. At the end all winners of a workload, the default, the untuned nest and static tiles of four
+and six rows by two vectors are timed again, twice: the first samples say which is the best known,
+the second what it and all others gain, so that no luck goes into the share. Resumable: what the
+output holds is not run again, on the same machine and by the same versions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic
@@ -24,21 +23,24 @@ from typing import Any
 
 from tqdm import tqdm
 
-import looptune
+from experiments.header import command_of, header
+from experiments.versus import exit_code, keep, resumed
 from looptune.build import build
 from looptune.database import actions_of
 from looptune.default import default_schedule
 from looptune.errors import LooptuneError
-from looptune.host import fingerprint, host_target
+from looptune.host import host_target
 from looptune.ir import Nest
 from looptune.measure import compare_samplers, geomean, rotating_sampler
-from looptune.schedule import Schedule, parse_order, replay
+from looptune.models.contenders import static_name, static_tile
+from looptune.schedule import Schedule, replay
 from looptune.search import STRATEGIES
 from looptune.target import Target
 from looptune.tuner import Spending, Tuner, search_nest
 from looptune.workloads.suites import load
 
 SEEDED = ("random", "evolution")
+TILES = ((4, 2), (6, 2))  # rows and vectors
 OTHERS = (
     "resnet18/layer4.0.downsample", "resnet18/layer3.0.downsample", "mobilenet_v2/stem",
     "mobilenet_v2/block1.project", "mobilenet_v2/block4.dw", "mlperf-tiny/resnet8.conv1",
@@ -57,13 +59,10 @@ def workloads() -> Iterator[tuple[str, Nest]]:
             yield workload.id, workload.plan().nests[0]
 
 
-def statics(nest: Nest) -> dict[str, Schedule]:
-    """What is set beside the searches: the untuned nest and, for matmuls, two fixed tiles."""
-    found = {"untuned": Schedule(nest)}
-    if [axis.name for axis in nest.axes] == ["m", "k", "n"]:
-        found["static 4x16"] = parse_order(nest, "m:4 n:16 k m n", "n")
-        found["static 6x16"] = parse_order(nest, "m:6 n:16 k m n", "n")
-    return found
+def statics(nest: Nest, target: Target) -> dict[str, Schedule]:
+    """What is set beside the searches: the untuned nest and, for matmuls, static tiles."""
+    tiles = {static_name(*size): static_tile(nest, target, *size) for size in TILES}
+    return {"untuned": Schedule(nest)} | {k: tile for k, tile in tiles.items() if tile is not None}
 
 
 def searched(
@@ -95,7 +94,7 @@ def rated(
     schedules = {
         name: replay(nest, actions_of(as_lists(run["actions"]))) for name, run in runs.items()
     }
-    schedules |= statics(nest)
+    schedules |= statics(nest, target)
     distinct = {schedule.identity: schedule for schedule in schedules.values()}
     anchor = default_schedule(nest, target)
     distinct.pop(anchor.identity, None)
@@ -143,6 +142,36 @@ def summary(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     }
 
 
+def labels(seeds: int) -> Iterator[tuple[str, str, str, int]]:
+    """Name, strategy, action space and seed of every search."""
+    for space in ("paper", "ours"):
+        for strategy in STRATEGIES:
+            for seed in range(seeds if strategy in SEEDED else 1):
+                if strategy != "default":
+                    name = f"{strategy}/{space}" + (f"/{seed}" if seed else "")
+                    yield name, strategy, space, seed
+
+
+def row_of(nest: Nest, target: Target, seconds: float, seeds: int) -> dict[str, Any]:
+    """All searches of one workload, what their winners gain, and the best known."""
+    runs = {
+        name: searched(nest, target, strategy, space, seconds, seed)
+        for name, strategy, space, seed in labels(seeds)
+    }
+    gain, best = rated(nest, target, runs, 2 * seconds)
+    return {"runs": runs, "gain": gain, "best": best}
+
+
+def table(found: dict[str, dict[str, float | None]]) -> str:
+    """The summary, the best first."""
+    ordered = sorted(found.items(), key=lambda item: -(item[1]["share_of_best_known"] or 0))
+    return "\n".join(
+        f"{name:22s} {each['share_of_best_known']:.3f} of best known   "
+        f"{each['over_untuned']:.2f}x untuned   ({each['n']:.0f} workloads)"
+        for name, each in ordered
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -151,43 +180,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=None, help="workloads whose id begins with this")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args(argv)
-    target, machine = host_target(), fingerprint().digest
-    result: dict[str, Any] = {"machine": machine, "seconds": args.seconds, "rows": {}}
-    if args.output.exists():
-        kept = json.loads(args.output.read_text())
-        if (kept["machine"], kept["seconds"]) != (machine, args.seconds):
-            print("the output is of another machine or budget", file=sys.stderr)
-            return 2
-        result = kept
+    target = host_target()
+    head = header(command_of("experiments.compare_searches", argv), target)
+    head["config"] = {"seconds": args.seconds, "seeds": args.seeds}
+    result = resumed(args.output, head)
     jobs = [(name, nest) for name, nest in workloads() if name.startswith(args.only or "")]
     for name, nest in tqdm(jobs, file=sys.stderr, disable=None):
-        if name in result["rows"]:
-            continue
-        runs = {}
-        for space in ("paper", "ours"):
-            for strategy in STRATEGIES:
-                for seed in range(args.seeds if strategy in SEEDED else 1):
-                    label = f"{strategy}/{space}" + (f"/{seed}" if seed else "")
-                    if strategy != "default":
-                        runs[label] = searched(nest, target, strategy, space, args.seconds, seed)
-        gain, best = rated(nest, target, runs, 2 * args.seconds)
-        result["rows"][name] = {"runs": runs, "gain": gain, "best": best}
-        result["summary"] = summary(result["rows"])
-        result |= {
-            "schema": 1, "looptune": looptune.__version__, "cpu": fingerprint().cpu,
-            "target": target.name, "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python -m experiments.compare_searches --seconds {args.seconds}",
-        }  # fmt: skip
-        args.output.write_text(json.dumps(result) + "\n")
-    for name, each in sorted(
-        result["summary"].items(), key=lambda item: -(item[1]["share_of_best_known"] or 0)
-    ):
-        print(
-            f"{name:22s} {each['share_of_best_known']:.3f} of best known   "
-            f"{each['over_untuned']:.2f}x untuned   ({each['n']:.0f} workloads)"
-        )
+        if name not in result["rows"]:
+            result["rows"][name] = row_of(nest, target, args.seconds, args.seeds)
+            result["summary"] = summary(result["rows"])
+            keep(args.output, result)
+    print(table(summary(result["rows"])))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -14,11 +14,10 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import looptune
+from experiments.header import command_of, header
 from looptune.bench import BenchConfig, bench, render
 from looptune.host import host_target
 from looptune.measure import geomean
@@ -102,14 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = BenchConfig(
         suite="core", against=PEERS, threads=args.threads, target=args.target, seconds=args.seconds
     )
-    result: dict[str, Any] = bench(load("core"), config, host_target(args.target))
+    target = host_target(args.target)
+    head = header(command_of("experiments.core180", argv), target)
+    result: dict[str, Any] = {**head, **bench(load("core"), config, target)}
     result["classes"] = summary(result["rows"])
-    result["looptune"] = looptune.__version__
-    result["date"] = datetime.now(UTC).date().isoformat()
-    result["command"] = (
-        f"python -m experiments.core180 --threads {args.threads} --seconds {args.seconds} "
-        f"--target {host_target(args.target).name}"
-    )
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(render(result))
     print()

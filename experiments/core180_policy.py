@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.core180 import CLASSES, SHORT_MICROSECONDS
+from experiments.header import command_of
 from experiments.versus import (
     Job,
     Rows,
-    command_of,
     compare,
     exit_code,
     keep,

@@ -17,18 +17,17 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic as now
 
 import numpy as np
 from tqdm import tqdm
 
-import looptune
+from experiments.header import command_of, header
 from looptune.cost import COST_VERSION, predict
 from looptune.default import candidates
 from looptune.errors import LooptuneError
-from looptune.host import fingerprint, host_target
+from looptune.host import host_target
 from looptune.ir import Nest
 from looptune.schedule import Schedule
 from looptune.search import Search, wander
@@ -183,11 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(summary, indent=1))
     if args.output is not None:
         result = {
-            "schema": 1, "looptune": looptune.__version__, "cost_version": COST_VERSION,
-            "machine": vars(fingerprint()), "target": target.name, "seed": args.seed,
-            "date": datetime.now(UTC).date().isoformat(), "summary": summary,
+            **header(command_of("experiments.cost_model", argv), target),
+            "cost_version": COST_VERSION,
+            "seed": args.seed,
+            "summary": summary,
             "rows": [vars(row) for row in rows],
-        }  # fmt: skip
+        }
         args.output.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.contenders import contender_named
+from experiments.header import command_of
 from experiments.versus import (
     Job,
     Rows,
-    command_of,
     compare,
     exit_code,
     keep,

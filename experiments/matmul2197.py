@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.header import command_of
 from experiments.versus import (
     Rows,
-    command_of,
     compare,
     exit_code,
     keep,

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.contenders import contender_named
+from experiments.header import command_of
 from experiments.versus import (
     Job,
-    command_of,
     compare,
     exit_code,
     failures,
@@ -33,7 +33,7 @@ OURS = (
     "looptune/default", "looptune/policy", "looptune/policy@0.1", "looptune/model-beam",
     "looptune/evolution@1", "looptune/beam4bfs@1", "looptune/random@1",
 )  # fmt: skip
-FIXED = ("looptune/untuned", "looptune/4x16", "looptune/6x16")
+FIXED = ("looptune/untuned", "looptune/4x2v", "looptune/6x2v")
 OTHERS = (
     "numpy/default",
     "torch/default",

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-import looptune
+from experiments.header import command_of, header
 from looptune.build import build, generate
 from looptune.default import default_schedule
 from looptune.errors import UnsupportedError
-from looptune.host import fingerprint, host_target
+from looptune.host import host_target
 from looptune.ir import Plan
 from looptune.measure import (
     geomean,
@@ -152,17 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     target = host_target(args.target)
     result = {
-        "schema": 1,
-        "machine": {
-            **asdict(fingerprint()),
-            "digest": fingerprint().digest,
-            "target": target.name,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
-        "looptune": looptune.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python -m experiments.spine --target {target.name}",
+        **header(command_of("experiments.spine", argv), target),
         "untuned": untuned(target),
         "codegen": codegen(target),
         "import": import_time(),

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from experiments.header import command_of
 from experiments.versus import (
     Job,
     Rows,
-    command_of,
     compare,
     exit_code,
     keep,

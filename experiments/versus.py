@@ -1,38 +1,30 @@
 """What the comparisons share: rows of all contenders, resumed and kept as JSON.
 
-A result holds the machine, the versions, the configuration, the command and the date; a row is
-made once, and made again only where a contender has joined.
+A result holds its header, the configuration and the rows; a row is made once, and made again only
+where a contender has joined.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-import looptune
 from experiments.contenders import Contender, contender_named
 from experiments.contenders.arena import Arena, Rules
+from experiments.header import header
 from looptune.errors import LooptuneError
-from looptune.host import fingerprint, host_target
-from looptune.lower import GENERATOR_VERSION
+from looptune.host import host_target
 from looptune.measure import geomean, peak_flops
 from looptune.workloads.suites import Workload
 
-LIBRARIES = (
-    "numpy", "torch", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "loop-tool", "llvmlite",
-)  # fmt: skip
 MANY = 100  # rows, beyond which not every new one is written at once
 Rows = dict[str, dict[str, Any]]
 Job = tuple[Workload, tuple[Contender, ...]]
@@ -51,36 +43,19 @@ def exit_code(main: Callable[[], int]) -> int:
         return 2
 
 
-def versions() -> dict[str, str]:
-    """Of Python, of ours with its generator, and of the libraries that are here."""
-    found = {
-        "python": platform.python_version(), "looptune": looptune.__version__,
-        "generator": str(GENERATOR_VERSION),
-    }  # fmt: skip
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
 def head_of(rules: Rules, command: str) -> dict[str, Any]:
     """All that a table needs besides its rows."""
-    machine, target = fingerprint(), host_target(rules.isa)
+    target = host_target(rules.isa)
     return {
-        "schema": 1,
-        "machine": {**asdict(machine), "digest": machine.digest, "target": target.name},
-        "versions": versions(),
+        **header(command, target),
         "config": asdict(rules),
-        "command": command,
-        "date": datetime.now(UTC).date().isoformat(),
         "peak_gflops": peak_flops(target) * rules.threads / 1e9,
     }
 
 
 def resumed(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
-    """The result so far: that of the file, if it is of this machine, these versions and rules.
+    """The result so far: that of the file, if it is of this machine, these versions and rules; the
+    commits that made its rows are kept.
 
     Raises `StaleResultError`: rows of two fingerprints do not belong into one table.
     """
@@ -93,7 +68,10 @@ def resumed(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
                 f"{path} has another {part}: {kept[part]}, not {head[part]}; another --output "
                 "would do"
             )
-    return {**kept, "date": head["date"]}
+    commits = [*kept.get("earlier_commits", []), kept.get("commit"), head["commit"]]
+    earlier = [each for each in dict.fromkeys(commits) if each not in (None, head["commit"])]
+    now = {"commit": head["commit"], "date": head["date"]}
+    return {**kept, **now, **({"earlier_commits": earlier} if earlier else {})}
 
 
 def keep(path: Path, result: Mapping[str, Any]) -> None:
@@ -189,11 +167,6 @@ def parser_of(text: str, output: str) -> ArgumentParser:
     parser.add_argument("--limit", type=int, help="only so many workloads: a smoke run")
     parser.add_argument("--output", type=Path, default=Path("experiments/results") / output)
     return parser
-
-
-def command_of(name: str, argv: Sequence[str] | None) -> str:
-    """What was typed to run an experiment."""
-    return shlex.join(["python", "-m", name, *(sys.argv[1:] if argv is None else argv)])
 
 
 def rules_of(args: Namespace) -> Rules:

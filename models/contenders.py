@@ -32,7 +32,7 @@ from looptune.propose import (
 from looptune.schedule import Schedule, parse_order
 from looptune.target import Target
 
-ROWS, VECTORS = 6, 2  # of the static tile: 6x16 in float32 on AVX2
+ROWS, VECTORS = 6, 2  # of the static tile beside a policy: 6x16 in float32 on AVX2, 6x32 on AVX-512
 BEAM_WIDTH = 3
 Late = Callable[[], bool]
 Family = tuple[object, ...]
@@ -63,18 +63,24 @@ class Task:
         return ModelValue(self.nest, self.target, self.threads)
 
 
-def static_tile(task: Task) -> Schedule | None:
-    """Six rows by two vectors around the whole reduction; None but for a plain matmul."""
-    nest = task.nest
+def static_name(rows: int = ROWS, vectors: int = VECTORS) -> str:
+    """What a static tile is called: `static 6x2v` has six rows of two vectors."""
+    return f"static {rows}x{vectors}v"
+
+
+def static_tile(
+    nest: Nest, target: Target, rows: int = ROWS, vectors: int = VECTORS, threads: int = 1
+) -> Schedule | None:
+    """So many rows by so many vectors around the whole reduction; None but for a plain matmul."""
     if len(nest.spatial) != 2 or len(nest.axes) != 3 or len(nest.inputs) != 2:
         return None
-    (rows, lanes), (terms,) = nest.spatial, nest.reductions
+    (down, along), (terms,) = nest.spatial, nest.reductions
     names = [axis.name for axis in nest.axes]
-    sizes = {rows: ROWS, lanes: VECTORS * task.target.lanes(nest.dtype)}
+    sizes = {down: rows, along: vectors * target.lanes(nest.dtype)}
     tile = [f"{names[axis]}:{n}" for axis, n in sizes.items() if n < nest.axes[axis].extent]
-    order = [*tile, names[terms], names[rows], names[lanes]]
+    order = [*tile, names[terms], names[down], names[along]]
     try:
-        return share(parse_order(nest, " ".join(order), names[lanes]), task.threads)
+        return share(parse_order(nest, " ".join(order), names[along]), threads)
     except ScheduleError:
         return None
 
@@ -107,8 +113,8 @@ def by_chance(task: Task, late: Late) -> Schedule:
 
 def chosen(task: Task, late: Callable[[], Late]) -> dict[str, Schedule]:
     """What everybody chooses but the policy; each search with a `late()` of its own."""
-    static = static_tile(task)
-    found = {} if static is None else {"static 6x16": static}
+    static = static_tile(task.nest, task.target, threads=task.threads)
+    found = {} if static is None else {static_name(): static}
     if not task.open:
         others = ("network alone", "network and cost model", "cost-model beam",
                   "random by cost model", "nearest neighbour")  # fmt: skip

@@ -34,12 +34,13 @@ from looptune.ir import plan_of
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Sampler, interleave, paired, random_arrays, rotating_sampler
 from looptune.models.advise import advise, taken
-from looptune.models.contenders import Late, Task, chosen, shipped_neighbours
+from looptune.models.contenders import Late, Task, chosen, shipped_neighbours, static_name
 from looptune.models.figures import POLICY, Row
 from looptune.models.gain import GainModel
 from looptune.models.inference import Policy
 from looptune.models.sets import SETS, problems
 from looptune.oracle import Oracle
+from looptune.provenance import commit
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule
 from looptune.search import STRATEGIES
@@ -52,7 +53,7 @@ ROUNDS = 15  # of each half of a shape's timing
 QUESTIONS = 64  # that a search may ask where nothing is timed
 SEARCHES = tuple(name for name in STRATEGIES if name not in ("default", POLICY))
 LEAST = math.log(1e-3)  # what a schedule gains that cannot be lowered, by the cost model
-FREE = ("command", "date")  # of a header: what may differ where a run goes on
+FREE = ("command", "date", "commit")  # of a header: what may differ where a run goes on
 
 
 @dataclass(frozen=True)
@@ -290,20 +291,20 @@ def digest(policy: Policy) -> str:
 
 
 def header_of(config: EvalConfig, policy: Policy, command: str) -> dict[str, Any]:
-    """What tells an evaluation from others; the date and the machine of a measured one."""
+    """What tells an evaluation from others; date, commit and machine of a measured one."""
     from looptune import __version__
 
     measured: dict[str, Any] = {}
     if not config.model:
         measured = {
             "machine": asdict(fingerprint()), "budgets": config.budgets, "best": config.best,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(),
         }  # fmt: skip
     found = {
         "schema": SCHEMA, "track": "model" if config.model else "measured",
         "looptune": __version__, "generator": GENERATOR_VERSION,
         "targets": [asdict(target) for target in config.targets], "threads": config.threads,
-        "policy": digest(policy), "command": command, **measured,
+        "policy": digest(policy), "static": static_name(), "command": command, **measured,
     }  # fmt: skip
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 

@@ -34,8 +34,9 @@ from looptune.host import runs
 from looptune.interpret import Chunks
 from looptune.ir import plan_of
 from looptune.legalize import legalize
-from looptune.lower import lower
+from looptune.lower import GENERATOR_VERSION, lower
 from looptune.program import Program, walk
+from looptune.provenance import commit
 from looptune.target import TARGETS, Target
 
 INTERPRETED_SCRATCH = 1 << 19
@@ -277,7 +278,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output:
         options = {k: v for k, v in vars(args).items() if k != "output"}
         seconds = round(time.monotonic() - start)
-        found = {"schema": 1, "options": options, "seconds": seconds, **vars(report)}
+        found = {
+            "schema": 1, "generator": GENERATOR_VERSION, "commit": commit(), "options": options,
+            "seconds": seconds, **vars(report),
+        }  # fmt: skip
         found["failures"] = [asdict(failure) for failure in report.failures]
         args.output.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     return bool(report.failures)

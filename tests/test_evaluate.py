@@ -35,6 +35,7 @@ from looptune.models.contenders import (
     extents,
     family,
     neighbours_of,
+    static_name,
     static_tile,
 )
 from looptune.models.dataset import MeasuredProblem, MeasuredSchedule
@@ -42,7 +43,7 @@ from looptune.models.evaluate import EvalConfig, Timing, counted, exact, expired
 from looptune.models.figures import Row, bootstrap, capture, of_contender, summary, table
 from looptune.models.sets import SETS, NamedNest, evenly, problems
 from looptune.schedule import Schedule, parse_order
-from looptune.target import target_named
+from looptune.target import Target, target_named
 from looptune.workloads import conv2d, matmul
 from looptune.workloads.held_out import is_held_out
 
@@ -148,26 +149,34 @@ class TestFigures:
 
 
 class TestContenders:
-    def test_the_static_tile_is_6x16_in_float32_on_avx2(self) -> None:
-        for target, columns in ((AVX2, 16), (AVX512, 32)):
-            found = static_tile(task(target=target))
-            assert found is not None
-            wanted = parse_order(NEST, f"m:6 n:{columns} k m n", "n")
-            assert found.identity == wanted.identity
+    @pytest.mark.parametrize(
+        ("target", "rows", "vectors", "order"),
+        [
+            (AVX2, 6, 2, "m:6 n:16 k m n"), (AVX512, 6, 2, "m:6 n:32 k m n"),
+            (AVX2, 4, 1, "m:4 n:8 k m n"), (AVX512, 4, 1, "m:4 n:16 k m n"),
+        ],
+    )  # fmt: skip
+    def test_a_static_tile_has_rows_of_vectors(
+        self, target: Target, rows: int, vectors: int, order: str
+    ) -> None:
+        found = static_tile(NEST, target, rows, vectors)
+        assert found is not None
+        assert found.identity == parse_order(NEST, order, "n").identity
+        assert static_name(rows, vectors) == f"static {rows}x{vectors}v"
 
     def test_a_static_tile_of_what_is_smaller(self) -> None:
         (nest,) = matmul(4, 8, 50).nests
-        found = static_tile(task(nest))
+        found = static_tile(nest, AVX2)
         assert found is not None
         assert found.identity == parse_order(nest, "k m n", "n").identity
 
     def test_only_matmuls_have_a_static_tile(self) -> None:
         (nest,) = conv2d((1, 2, 3, 3), (8, 2, 2, 2)).nests
-        assert static_tile(task(nest)) is None
-        assert "static 6x16" not in chosen(task(nest), lambda: counted(2))
+        assert static_tile(nest, AVX2) is None
+        assert "static 6x2v" not in chosen(task(nest), lambda: counted(2))
 
     def test_threads_share_a_static_tile(self) -> None:
-        found = static_tile(task(threads=2))
+        found = static_tile(NEST, AVX2, threads=2)
         assert found is not None
         assert found.parallel is not None
 
@@ -175,7 +184,7 @@ class TestContenders:
         (nest,) = matmul(24, 16, 20, dtype="float16").nests
         found = chosen(task(nest), lambda: counted(2))
         default = default_schedule(nest, AVX2).identity
-        assert {s.identity for who, s in found.items() if who != "static 6x16"} == {default}
+        assert {s.identity for who, s in found.items() if who != "static 6x2v"} == {default}
 
     def test_searches_end_when_it_is_late(self) -> None:
         mine = task()
@@ -263,9 +272,9 @@ class TestModelTrack:
     def test_gains_are_the_cost_models(self) -> None:
         _, (row, _) = evaluate.evaluate(MODEL, policy(0.1))
         mine = task(problems("matmul", 1)[0].nest)
-        static = static_tile(mine)
+        static = static_tile(mine.nest, mine.target)
         assert static is not None
-        assert row.gains["static 6x16"] == pytest.approx(mine.value(static), abs=1e-6)
+        assert row.gains["static 6x2v"] == pytest.approx(mine.value(static), abs=1e-6)
         assert row.gains["default"] == 0
         assert row.gains[row.best] == max(row.gains.values())
         assert row.gains["network and cost model"] >= row.gains["network alone"]
@@ -319,7 +328,7 @@ class TestMeasuredTrack:
             assert row.gains[row.best] == row.gains["policy"]
             assert row.milliseconds["optimize"] == pytest.approx(1.0)
             assert row.milliseconds["choice"] > 0
-        assert rows[1].gains["static 6x16"] == rows[1].gains["policy"]
+        assert rows[1].gains["static 6x2v"] == rows[1].gains["policy"]
 
     def test_the_best_known_is_told_by_the_first_half(
         self, monkeypatch: pytest.MonkeyPatch
@@ -334,7 +343,7 @@ class TestMeasuredTrack:
 
         def searched(mine: Task, strategy: str, seconds: float) -> Schedule:
             asked.append((strategy, seconds))
-            found = static_tile(mine)
+            found = static_tile(mine.nest, mine.target)
             return found if found and strategy == "evolution" else mine.start.schedule
 
         monkeypatch.setattr(evaluate, "searched", searched)
@@ -355,7 +364,7 @@ class TestMeasuredTrack:
     ) -> None:
         sizes = "m:64 n:64 k:64 k m n"
         wide = parse_order(matmul(512, 512, 512).nests[0], sizes, "n")
-        monkeypatch.setattr(contenders, "static_tile", lambda _: wide)
+        monkeypatch.setattr(contenders, "static_tile", lambda *_, **__: wide)
         real = evaluate.build
 
         def build(plan, schedules, *rest, **options):
@@ -365,7 +374,7 @@ class TestMeasuredTrack:
 
         monkeypatch.setattr(evaluate, "build", build)
         _, rows = evaluate.evaluate(replace(MEASURED, most=1), policy(0.1), timing=told(halved))
-        assert rows[0].gains["static 6x16"] == 0
+        assert rows[0].gains["static 6x2v"] == 0
 
     def test_a_shape_that_fails_does_not_end_the_run(self, tmp_path: Path) -> None:
         failures = iter([MeasurementError("a stone fell"), None])

@@ -5,7 +5,7 @@ A contender's name is `library/way` or `library/way@budget`; `default` may be le
 | name | what it is |
 |---|---|
 | `looptune/default`, `looptune/policy`, `looptune/evolution@1` | a strategy and its seconds |
-| `looptune/untuned`, `looptune/4x16`, `looptune/6x16` | the nest as written; fixed tiles |
+| `looptune/untuned`, `looptune/6x2v` | the nest as written; a tile of six rows by two vectors |
 | `numpy`, `torch`, `torch/channels-last` | `matmul` or `einsum` into an array; a convolution |
 | `tvm` | the compute definition, compiled without a schedule |
 | `tvm/metaschedule@64` | MetaSchedule's best of so many trials |

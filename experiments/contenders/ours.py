@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 
-from experiments.compare_searches import statics
 from experiments.contenders import Built, Contender, Problem
 from looptune.build import build as compiled
 from looptune.errors import UnsupportedError
+from looptune.ir import Nest
 from looptune.measure import python_sampler
+from looptune.models.contenders import static_tile
 from looptune.oracle import Oracle
 from looptune.runtime.kernel import Kernel
+from looptune.schedule import Schedule
+from looptune.target import Target
 from looptune.tune import optimize
 from looptune.workloads import matmul
 
-STATIC = {"untuned": "untuned", "4x16": "static 4x16", "6x16": "static 6x16"}
+TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)v")  # rows and vectors
 
 
 def build(contender: Contender, problem: Problem) -> Built:
@@ -36,16 +40,26 @@ def build(contender: Contender, problem: Problem) -> Built:
 def made(contender: Contender, problem: Problem) -> Kernel:
     """The kernel of a strategy or of a fixed schedule."""
     plan, target = problem.plan, problem.target
-    if contender.way not in STATIC:
+    if contender.way != "untuned" and not TILE.fullmatch(contender.way):
         return optimize(
             plan, strategy=contender.way, budget=contender.budget, threads=problem.threads,
             target=target, database=None, verify=False, seed=problem.seed,
         )  # fmt: skip
-    schedules = [statics(nest).get(STATIC[contender.way]) for nest in plan.nests]
+    schedules = [fixed(contender.way, nest, target, problem.threads) for nest in plan.nests]
     found = [schedule for schedule in schedules if schedule is not None]
     if len(found) < len(schedules):
         raise UnsupportedError(f"{contender} is a tile for matmuls, not for {problem.workload.id}")
     return compiled(plan, found, target, threads=problem.threads)
+
+
+def fixed(way: str, nest: Nest, target: Target, threads: int) -> Schedule | None:
+    """The nest as written, or a static tile; None where a nest has none."""
+    size = TILE.fullmatch(way)
+    if size is None:
+        return Schedule(nest)
+    rows, vectors = map(int, size.groups())
+    found: Schedule | None = static_tile(nest, target, rows, vectors, threads)
+    return found
 
 
 def warm_up(contender: Contender, problem: Problem) -> None:
