@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Self
 
 import gymnasium
@@ -32,10 +32,9 @@ from looptune.errors import LooptuneError, LoweringError
 from looptune.graph import action_number
 from looptune.host import host_target
 from looptune.ir import Nest, Operand, plan_of
-from looptune.measure import measure, peak_flops
+from looptune.measure import highest_peak, measure
 from looptune.oracle import Oracle
 from looptune.schedule import Loop, Schedule, vectorize, with_loops
-from looptune.target import Target
 from looptune.workloads.generate import paper_matmul
 from looptune.workloads.held_out import is_held_out
 
@@ -169,12 +168,6 @@ def modelled_rate(problem: Problem, schedule: Schedule) -> float:
     return nest.flops / cycles / peak
 
 
-@lru_cache(maxsize=16)
-def peak(target: Target) -> float:
-    """Operations a second of one core at best, measured once."""
-    return peak_flops(target, seconds=0.05)
-
-
 @dataclass
 class MeasuredRate:
     """The share of the measured peak: the best of short samples, remembered; 0 for what fails."""
@@ -200,7 +193,8 @@ class MeasuredRate:
         except LooptuneError:
             return 0.0
         best = min(measure(kernel, seconds=self.seconds).seconds)
-        return kernel.flops / best / (peak(problem.target) * problem.threads)
+        peak = highest_peak(problem.target, problem.nest.dtype)
+        return kernel.flops / best / (peak * problem.threads)
 
 
 RATES: dict[str, Callable[[], Rate]] = {"model": lambda: modelled_rate, "measured": MeasuredRate}

@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 from looptune.backends import backend_for
-from looptune.dtypes import ITEM_BYTES, DType, is_whole, numpy_dtype
+from looptune.dtypes import DType, is_whole
 from looptune.errors import ArgumentError
-from looptune.ir import Plan, Tensor
+from looptune.ir import Plan
 from looptune.legalize import legalize
 from looptune.program import Const, Fma, Loop, Op, Program, Set
-from looptune.runtime.call import seconds_of, seconds_of_code
+from looptune.runtime.call import empty_output, seconds_of, seconds_of_code
 from looptune.runtime.kernel import Kernel
 from looptune.target import Target
 
@@ -264,27 +264,13 @@ def geomean(values: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def empty_as(tensor: Tensor) -> np.ndarray:
-    """An uninitialised array with the tensor's shape and strides, inside its own buffer."""
-    item = ITEM_BYTES[tensor.dtype]
-    reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True)]
-    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-    size = 0 if 0 in tensor.shape else high - low + 1
-    flat = np.empty(size, numpy_dtype(tensor.dtype))
-    return np.lib.stride_tricks.as_strided(
-        flat[-low:] if size else flat,
-        tensor.shape,
-        tuple(stride * item for stride in tensor.strides),
-    )
-
-
 def random_arrays(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs, uniform in [-1, 1) or over all int8, and the output with the old values it
     accumulates to."""
     rng = np.random.default_rng(seed)
     arrays = {}
     for tensor in (plan.output, *plan.inputs):
-        array = empty_as(tensor)
+        array = empty_output(tensor)
         if is_whole(tensor.dtype):
             array[...] = rng.integers(-128, 128, tensor.shape)
         else:

@@ -6,8 +6,9 @@ import numpy as np
 
 from looptune.dtypes import poison
 from looptune.ir import Plan
-from looptune.measure import empty_as, random_arrays
+from looptune.measure import random_arrays
 from looptune.reference import Check, check, compare, expectation, insist, whole_is_cheap
+from looptune.runtime.call import empty_output
 from looptune.runtime.kernel import Kernel
 
 
@@ -29,7 +30,7 @@ class Oracle:
 
     def run(self, kernel: Kernel) -> np.ndarray:
         """What the kernel, called as users do, makes of a poisoned output."""
-        out = empty_as(self.plan.output)
+        out = empty_output(self.plan.output)
         given = self.arrays[self.plan.output.name]
         out[...] = given if self.plan.accumulates else poison(self.plan.dtype)
         kernel(*(self.arrays[tensor.name] for tensor in self.plan.inputs), out=out)

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import looptune
 from experiments import end_to_end, header, matmul25, matmul2197, tuning_curve, versus
 from experiments.contenders import Built, Contender, Problem, build, contender_named, process, tvm
 from experiments.contenders.arena import Arena, Lost, Rules
-from looptune.errors import ArgumentError, LooptuneError, MeasurementError, VerificationError
+from looptune.errors import (
+    ArgumentError,
+    LooptuneError,
+    MeasurementError,
+    UnsupportedError,
+    VerificationError,
+)
+from looptune.ir import Nest
 from looptune.reference import verify
+from looptune.workloads import fuse
 from looptune.workloads.suites import Workload, load, parse_records
 
 CONV = {
@@ -185,6 +195,41 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(header, "GENERATOR_VERSION", 0)
     with pytest.raises(versus.StaleResultError, match="has another versions"):
         versus.compare(jobs, Rules(), path, "command")
+
+
+def test_a_way_that_no_peer_has() -> None:
+    with pytest.raises(UnsupportedError, match=r"no peer 'numpy/eager'; \['numpy', 'torch'"):
+        build(contender_named("numpy/eager"), Problem(workload_of(MATMUL)))
+
+
+def nest_of(accumulate: bool = False, **options: Any) -> Nest:
+    (nest,) = looptune.workloads.matmul(8, 8, 8, **options).nests
+    return replace(nest, accumulate=accumulate)
+
+
+@pytest.mark.parametrize(
+    ("nest", "said"),
+    [
+        (nest_of(accumulate=True), "TVM gets plain contractions"),
+        (fuse(looptune.workloads.matmul(8, 8, 8), "relu").nests[0], "TVM gets plain contractions"),
+        (nest_of(dtype="float16"), "TVM gets sums of float32 or float64"),
+    ],
+    ids=["accumulating", "epilogue", "float16"],
+)
+def test_nests_that_tvm_does_not_get(
+    nest: Nest, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tvm", SimpleNamespace(te=None))
+    with pytest.raises(UnsupportedError, match=said):
+        tvm.definition(nest)
+
+
+def test_plans_that_tvm_does_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tvm", SimpleNamespace())
+    record = {"id": "test/chain", "kind": "einsum", "dtype": "float32", "einsum": "ij,jk,kl->il",
+              "shape": {"sizes": {"i": 3, "j": 4, "k": 5, "l": 6}}, "flops": 1}  # fmt: skip
+    with pytest.raises(UnsupportedError, match="test/chain: 2 nests; TVM gets one"):
+        build(contender_named("tvm"), Problem(workload_of(record)))
 
 
 def test_metaschedule_searches_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The environments: their contract, what is legal, and that nothing is shared by accident."""
 
+import math
 import pickle
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from looptune.graph import LOOPS, shapes  # noqa: E402
 from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
 from looptune.search import SPLITS  # noqa: E402
-from looptune.target import target_named  # noqa: E402
+from looptune.target import Target, target_named  # noqa: E402
 from looptune.workloads import conv2d, einsum, matmul  # noqa: E402
 
 IDS = sorted(ENVIRONMENTS)
@@ -559,6 +560,20 @@ def test_rates_can_be_measured() -> None:
     found = rate(MATMUL, Schedule(MATMUL.nest))
     assert 0 < found < 1.5
     assert rate(MATMUL, Schedule(MATMUL.nest)) == found
+
+
+@pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
+def test_rates_are_of_the_peak_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def peak(target: Target, dtype: str) -> float:
+        asked.append((target.name, dtype))
+        return math.inf
+
+    monkeypatch.setattr(looptune_v0, "highest_peak", peak)
+    problem = Problem(matmul(8, 8, 8, dtype="float64").nests[0], AVX2)
+    assert looptune_v0.MeasuredRate()(problem, Schedule(problem.nest)) == 0.0
+    assert asked == [("avx2", "float64")]
 
 
 def test_a_kernel_that_fails_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
