@@ -45,12 +45,14 @@ from looptune.envs.looptune_v0 import LoopTuneEnv, paper_problems
 from looptune.envs.problem import Problem, Problems, drawn, listed, on_any_machine, pooled
 from looptune.envs.rewards import clipped, modelled
 from looptune.graph import TARGET_FEATURES, ActionTable, Observation, shapes
+from looptune.lower import GENERATOR_VERSION
 from looptune.models.architecture import Architecture
 from looptune.models.clone import CloneConfig, clone, from_beam
 from looptune.models.flat import FlatNetwork, paper_network, paper_rows
 from looptune.models.network import PolicyNetwork, stacked
 from looptune.models.ppo import PPOConfig, train
 from looptune.propose import ModelValue, expert
+from looptune.provenance import commit
 from looptune.target import TARGETS, Target
 
 POOL, ASKED = 1000, 32  # problems to train on, and to be asked
@@ -278,7 +280,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     names = list(CELLS) if args.cells is None else args.cells.split(",")
-    rows = [row for row in rows_of(args.output) if row["steps"] == args.steps]
+    same = (args.steps, GENERATOR_VERSION)
+    rows = [r for r in rows_of(args.output) if (r["steps"], r.get("generator")) == same]
     done = {(row["cell"], row["seed"]) for row in rows}
     wanted: list[Callable[[], dict[str, Any]]] = []
     if ("beam", 0) not in done:
@@ -288,7 +291,7 @@ def main() -> int:
             if (name, seed) not in done:
                 wanted.append(partial(row_of, name, args.steps, seed))
     for made in wanted:
-        rows.append(made())
+        rows.append({**made(), "generator": GENERATOR_VERSION, "commit": commit()})
         with args.output.open("a") as file:
             file.write("\n" + json.dumps(rows[-1]) + "\n")  # after a line that was not finished
     print(table(rows))

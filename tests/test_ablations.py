@@ -21,6 +21,7 @@ from looptune.models.architecture import ILLEGAL  # noqa: E402
 from looptune.models.flat import paper_network, paper_rows  # noqa: E402
 from looptune.models.network import stacked  # noqa: E402
 from looptune.models.ppo import PPOConfig, train  # noqa: E402
+from looptune.provenance import commit  # noqa: E402
 from looptune.target import TARGETS  # noqa: E402
 from looptune.workloads import matmul  # noqa: E402
 
@@ -96,6 +97,10 @@ def test_rows_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert made == [("beam", 0), ("graph", 0), ("flat", 0), ("graph", 1), ("flat", 1)]
     assert len(ablations.rows_of(output)) == 5
     assert "| graph | any | 2 | 0.150 |" in capsys.readouterr().out
+    assert ablations.rows_of(output)[0]["commit"] == commit()
+    monkeypatch.setattr(ablations, "GENERATOR_VERSION", 0)
+    ablations.main()
+    assert len(made) == 10, "rows of another generator count for nothing"
 
 
 def test_curves(tmp_path: Path):
