@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import looptune
 from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
 from looptune.dbcli import JOBS as DATABASE_JOBS
-from looptune.dbcli import add_jobs, opened
+from looptune.dbcli import add_jobs, database_of
 from looptune.default import default_schedule
 from looptune.dtypes import ARGUMENTS
 from looptune.errors import ArgumentError, LooptuneError, SpecError, UnsupportedError
@@ -41,17 +41,32 @@ from looptune.measure import (
     ratio,
     until_idle,
 )
+from looptune.options import (
+    count,
+    database_option,
+    listed,
+    many_seconds,
+    output_file,
+    output_options,
+    seconds,
+    side,
+    target_option,
+    threads_option,
+    whole,
+)
 from looptune.roofline import keep, measure_roofline
 from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
 from looptune.search import STRATEGIES, STRATEGY
 from looptune.target import TARGETS
-from looptune.tune import Budget, Report, optimize
+from looptune.tune import Budget, Report, optimize, resolve_database
 from looptune.tune import compile as compile_plan
-from looptune.tune import opened as database_of
 from looptune.tuner import Interrupted
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
 from looptune.workloads.suites import Workload, load
+
+if TYPE_CHECKING:
+    Jobs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHOWN = ("tree", "program", "asm", "explain")
 
@@ -61,56 +76,83 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="looptune", description=looptune.__doc__)
     top.add_argument("--version", action="version", version=looptune.__version__)
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
+    for add in (add_optimize, add_show, add_bench, add_peak, add_db, add_train, add_eval):
+        add(jobs)
+    help_text = "say what works on this machine, and what does not"
+    jobs.add_parser("doctor", help=help_text, parents=[output_options()])
+    return top
 
+
+def add_optimize(jobs: Jobs) -> None:
+    """`optimize`, with a search's options."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--strategy", default=STRATEGY, help=f"one of {sorted(STRATEGIES)}")
-    options.add_argument("--threads", type=count, default=None, help="of the kernel; default: 1")
     help_text = "seconds to search for, each candidate verified and timed in a process of its own"
     options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)
     options.add_argument("--measurements", type=count, default=None, help="candidates to measure")
     options.add_argument("--retune", action="store_true", help="search, whatever was found before")
-    options.add_argument("--seed", type=int, default=0, help="of operands and random searches")
-    add_workloads(jobs.add_parser("optimize", help="make, verify and time a kernel"),
-                  [options, database_option(), output_options()])  # fmt: skip
+    options.add_argument("--seed", type=whole, default=0, help="of operands and random searches")
+    job = jobs.add_parser("optimize", help="make, verify and time a kernel")
+    add_workloads(job, [options, threads_option(), database_option(), output_options()])
 
+
+def add_show(jobs: Jobs) -> None:
+    """`show`."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--what", choices=SHOWN, action="append", help="default: tree, explain")
     job = jobs.add_parser("show", help="print a kernel's loop tree, Program or assembly")
-    add_workloads(job, [options, output_options()])
+    add_workloads(job, [options, threads_option(), database_option(), output_options()])
 
+
+def add_bench(jobs: Jobs) -> None:
+    """`bench`."""
+    shared = [target_option(), threads_option(), output_options()]
     help_text = "time a suite of workloads against NumPy and torch"
-    job = jobs.add_parser("bench", help=help_text, parents=[target_option(), output_options()])
+    job = jobs.add_parser("bench", help=help_text, parents=shared)
     job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
-    job.add_argument("--against", default="numpy", help=f"comma-separated, of {', '.join(PEERS)}")
-    job.add_argument("--threads", type=count, default=None)
+    help_text = f"comma-separated, of {', '.join(PEERS)}"
+    job.add_argument("--against", type=listed, default=("numpy",), help=help_text)
     job.add_argument("--rounds", type=count, default=15, help="interleaved rounds a workload")
     job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
 
+
+def add_peak(jobs: Jobs) -> None:
+    """`peak`."""
     help_text = "measure peak FLOPS and streaming bandwidth, and keep them in the database"
-    shared = [target_option(), database_option(), output_options()]
-    job = jobs.add_parser("peak", help=help_text, parents=shared)
-    job.add_argument("--threads", type=count, default=None, help="that many at once; default: 1")
-    add_jobs(jobs.add_parser("db", help="look at, carry or prune the database"), [output_options()])
+    shared = [target_option(), threads_option(), database_option(), output_options()]
+    jobs.add_parser("peak", help=help_text, parents=shared)
+
+
+def add_db(jobs: Jobs) -> None:
+    """`db`, whose jobs are `looptune.dbcli`'s."""
+    job = jobs.add_parser("db", help="look at, carry or prune the database")
+    add_jobs(job, [database_option(), output_options()])
+
+
+def add_train(jobs: Jobs) -> None:
+    """`train`."""
     help_text = "train a policy, from the shipped measurements to a checkpoint"
     job = jobs.add_parser("train", help=help_text)
     job.add_argument("folder", type=Path, help="for the run's files; new, or with --resume")
-    job.add_argument("--seed", type=int, default=0)
-    job.add_argument("--stages", default=None, help="comma-separated; default: all")
+    job.add_argument("--seed", type=whole, default=0, help="of the network and of what it samples")
+    job.add_argument("--stages", type=listed, default=None, help="comma-separated; default: all")
     job.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     help_text = "whose PPO: RLlib's, or the one in a single file"
     job.add_argument("--trainer", choices=("rllib", "single"), default="rllib", help=help_text)
     help_text = "remote environment runners of RLlib; 0: sample in this process"
-    job.add_argument("--runners", type=int, default=0, help=help_text)
+    job.add_argument("--runners", type=whole, default=0, help=help_text)
     job.add_argument("--address", help="of the Ray cluster for the runners; default: a local one")
 
+
+def add_eval(jobs: Jobs) -> None:
+    """`eval`."""
     help_text = "evaluate a policy on what is held out, beside what others choose"
-    job = jobs.add_parser("eval", help=help_text, parents=[target_option()])
+    job = jobs.add_parser("eval", help=help_text, parents=[target_option(), threads_option()])
     job.add_argument("--policy", default=None, metavar="FILE", help="default: the shipped one")
     job.add_argument("--sets", type=listed, default=None, help="comma-separated; default: all")
     job.add_argument("--most", type=count, default=None, help="shapes of a set; default: all")
-    job.add_argument("--threads", type=count, default=1)
-    help_text = "seconds that the policy may measure for, comma-separated; default: 0,0.1"
-    job.add_argument("--budgets", type=many_seconds, default=(0.0, 0.1), help=help_text)
+    help_text = "seconds that the policy may measure for, beside none; default: 0.1"
+    job.add_argument("--budgets", type=many_seconds, default=(0.1,), help=help_text)
     help_text = "seconds a shape that all searches share, to find the best known; default: 0"
     job.add_argument("--best", type=seconds, default=0.0, metavar="SECONDS", help=help_text)
     track = job.add_mutually_exclusive_group()
@@ -122,91 +164,6 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--output", type=output_file, default=None, metavar="FILE", help=help_text)
     help_text = "go on with FILE, on the same machine, with the same policy and options"
     job.add_argument("--resume", action="store_true", help=help_text)
-
-    help_text = "say what works on this machine, and what does not"
-    jobs.add_parser("doctor", help=help_text, parents=[output_options()])
-    return top
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A finite number of seconds, at least 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return found
-
-
-def side(text: str) -> int | tuple[int, ...] | str:
-    """Padding of a dimension: a number, `before,after`, or torch's `same` and `valid`."""
-    if text in ("same", "valid"):
-        return text
-    try:
-        found = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        found = ()
-    if len(found) not in (1, 2):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, BEFORE,AFTER, same or valid")
-    return found[0] if len(found) == 1 else found
-
-
-def listed(text: str) -> tuple[str, ...]:
-    """Words between commas."""
-    return tuple(word for word in text.split(",") if word)
-
-
-def many_seconds(text: str) -> tuple[float, ...]:
-    """Numbers of seconds between commas."""
-    return tuple(seconds(word) for word in listed(text))
-
-
-def output_file(text: str) -> Path:
-    """A file that can be written, so that the work is not lost at its end."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} is read-only")
-    return path
-
-
-def database_option() -> argparse.ArgumentParser:
-    """The database of a job; None for none."""
-    options = argparse.ArgumentParser(add_help=False)
-    help_text = "a file, or none; default: the user's"
-    options.add_argument("--database", type=path_or_none, default="default", metavar="PATH",
-                         help=help_text)  # fmt: skip
-    return options
-
-
-def path_or_none(text: str) -> str | None:
-    """A path, or none."""
-    return None if text == "none" else text
-
-
-def target_option() -> argparse.ArgumentParser:
-    """`--target`."""
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--target", choices=sorted(TARGETS), help="default: the host's widest")
-    return options
-
-
-def output_options() -> argparse.ArgumentParser:
-    """`--json` and `--output`."""
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--json", action="store_true", help="print JSON instead of text")
-    help_text = "write the JSON to this file"
-    options.add_argument("--output", type=output_file, default=None, help=help_text)
-    return options
 
 
 def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.ArgumentParser]) -> None:
@@ -411,7 +368,10 @@ def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | 
 
 def run_show(args: argparse.Namespace) -> int:
     """Print what a kernel is made of; any target, on any machine."""
-    kernel = optimize(workload_plan(args), target=args.target, verify=False)
+    kernel = optimize(
+        workload_plan(args), target=args.target, threads=args.threads, database=args.database,
+        verify=False,
+    )  # fmt: skip
     parts = {
         "tree": lambda: kernel.loop_tree,
         "program": lambda: "\n".join(str(program) for program in kernel.programs),
@@ -420,14 +380,18 @@ def run_show(args: argparse.Namespace) -> int:
     }
     found: dict[str, object] = {what: parts[what]() for what in args.what or ("tree", "explain")}
     text = "\n\n".join(str(part) for part in found.values())
-    write(args, {"schema": 1, "target": kernel.target.name, **found}, text)
+    about: dict[str, object] = {
+        "schema": 1, "target": kernel.target.name, "threads": kernel.threads,
+        "origin": kernel.origin,
+    }  # fmt: skip
+    head = f"schedule: {kernel.origin}, for {kernel.target.name} and {kernel.threads} thread"
+    write(args, {**about, **found}, f"{head}{'s' * (kernel.threads > 1)}\n\n{text}")
     return 0
 
 
 def run_bench(args: argparse.Namespace) -> int:
     """Bench a suite; exit 1 if any result was wrong."""
-    against = tuple(name for name in args.against.split(",") if name)
-    for name in against:
+    for name in args.against:
         if name not in PEERS:
             raise UnsupportedError(f"--against {name!r} is none of {sorted(PEERS)}")
         if name.startswith("torch") and importlib.util.find_spec("torch") is None:
@@ -436,7 +400,7 @@ def run_bench(args: argparse.Namespace) -> int:
             )
     config = BenchConfig(
         suite=args.suite,
-        against=against,
+        against=args.against,
         threads=thread_count(args.threads),
         target=args.target,
         rounds=args.rounds,
@@ -456,7 +420,7 @@ def run_bench(args: argparse.Namespace) -> int:
 def run_peak(args: argparse.Namespace) -> int:
     """Measure the roofline of so many threads."""
     target, threads = host_target(args.target), thread_count(args.threads)
-    database = database_of(args.database, for_records=True)
+    database = resolve_database(args.database, for_records=True)
     found = measure_roofline(target, threads)
     if database is not None:
         keep(database, found)
@@ -478,7 +442,7 @@ def run_peak(args: argparse.Namespace) -> int:
 
 def run_db(args: argparse.Namespace) -> int:
     """One job on the database."""
-    result, text = DATABASE_JOBS[args.what](args, opened(args))
+    result, text = DATABASE_JOBS[args.what](args, database_of(args))
     if text or args.json or args.output is not None:
         write(args, result, text)
     return 0
@@ -492,8 +456,8 @@ def run_train(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"training needs {missing.name}: pip install 'looptune[train]' brings it"
         ) from missing
-    stages = STAGES if args.stages is None else tuple(args.stages.split(","))
-    config = TrainConfig(args.seed, stages, trainer=args.trainer, runners=args.runners)
+    stages = STAGES if args.stages is None else args.stages
+    config = TrainConfig(seed=args.seed, stages=stages, trainer=args.trainer, runners=args.runners)
     run(config, args.folder, args.resume, args.address)
     print(args.folder / "policy.npz")
     return 0
@@ -507,9 +471,14 @@ def run_eval(args: argparse.Namespace) -> int:
     from looptune.models.sets import SETS
 
     config = EvalConfig(
-        tuple(SETS) if args.sets is None else args.sets, args.most, args.threads, args.target,
-        args.budgets, args.best, args.model,
-    )  # fmt: skip
+        sets=tuple(SETS) if args.sets is None else args.sets,
+        most=args.most,
+        threads=thread_count(None) if args.threads is None else args.threads,
+        target=args.target,
+        budgets=args.budgets,
+        best=args.best,
+        model=args.model,
+    )
     header, rows = evaluate(
         config, policy_of(args.policy), args.output, resume=args.resume, command=args.command
     )

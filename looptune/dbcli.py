@@ -25,10 +25,7 @@ WRITERS = ("import", "merge")  # which make a database where there is none
 
 
 def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser]) -> None:
-    """The subcommands and their options."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--database", type=Path, default=None, help="default: the user's")
-    parents = [common, *parents]
+    """The subcommands, each with the options of all."""
     jobs = job.add_subparsers(dest="what", required=True, metavar="WHAT")
     jobs.add_parser("info", parents=parents, help="where it lies and what it counts")
     jobs.add_parser("list", parents=parents, help="its records, the best of each key first")
@@ -46,12 +43,18 @@ def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser
     )
 
 
-def opened(args: argparse.Namespace) -> Database:
-    """The database that the options name; raises `DatabaseError` where there is none to be read, or
-    it cannot be had."""
-    if args.database is not None and args.what not in WRITERS:
-        check_file(args.database)
-    return Database(user_file() if args.database is None else args.database)
+def database_of(args: argparse.Namespace) -> Database:
+    """The database that the options name, an empty one for none.
+
+    Raises `DatabaseError` where there is none to be read, or it cannot be had.
+    """
+    if args.database is None:
+        return Database(None)
+    if args.database == "default":
+        return Database(user_file())
+    if args.what not in WRITERS:
+        check_file(Path(args.database))
+    return Database(args.database)
 
 
 def check_file(path: Path) -> None:
@@ -68,7 +71,7 @@ def info(args: argparse.Namespace, database: Database) -> Answer:
     size = database.path.stat().st_size if database.path is not None else 0
     result: dict[str, object] = {
         "schema": 1,
-        "path": str(database.path),
+        "path": None if database.path is None else str(database.path),
         "bytes": size,
         "records": len(records),
         "nests": len({record.key.nest for record in records}),

@@ -147,7 +147,7 @@ def optimize(
         strategy, machine, workers, share.seconds, share.measurements, None, retune,
         seed, progress=progress, isolate=isolate, policy=asked,
     )  # fmt: skip
-    options = replace(options, database=opened(database, for_records=options.measures))
+    options = replace(options, database=resolve_database(database, for_records=options.measures))
     choices = tuple(choose(nest, options) for nest in plan.nests)
     scheduled = time.perf_counter()
     kernel = made(plan, choices, machine, workers)
@@ -186,7 +186,7 @@ def verified(
     return kernel, choices
 
 
-def opened(
+def resolve_database(
     database: str | os.PathLike[str] | Database | None, for_records: bool
 ) -> Database | None:
     """The database that an argument means; the user's is not made before there is a record."""

@@ -27,7 +27,7 @@ NEGLIGIBLE = 0.01  # of a problem's weight: a state with less is left out
 Report = Callable[[dict[str, float]], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CloneConfig:
     """How the network is trained on demonstrations."""
 

@@ -56,10 +56,11 @@ LEAST = math.log(1e-3)  # what a schedule gains that cannot be lowered, by the c
 FREE = ("command", "date", "commit")  # of a header: what may differ where a run goes on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """What to evaluate on. `budgets` are seconds that a policy may measure for, beside none;
-    `best` are seconds a shape that all searches share to find the best known.
+    """What to evaluate on. `budgets` are seconds that a policy may measure for, beside none: a 0
+    among them is dropped. `best` are seconds a shape that all searches share to find the best
+    known.
 
     `model` asks the cost model alone, for the targets as they are named (all of them unless one is
     chosen); otherwise one target is measured, the host's widest unless another is chosen.
@@ -81,6 +82,7 @@ class EvalConfig:
             raise ArgumentError(
                 f"budgets={self.budgets}, best={self.best}: seconds of at least 0 would do"
             )
+        object.__setattr__(self, "budgets", tuple(filter(None, self.budgets)))
         if self.model and self.best:
             raise ArgumentError(
                 f"best={self.best} with model=True: the cost model takes no time; best=0 would do"
@@ -189,7 +191,7 @@ def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
     )  # fmt: skip
     took, choice = clock() - began, kernel.report.schedule_seconds
     found = {POLICY: kernel.schedules[0]}
-    for budget in filter(None, config.budgets):
+    for budget in config.budgets:
         found[f"{POLICY}, {budget:g} s"] = searched(task, POLICY, budget)
     found |= chosen(task, lambda: expired(clock, choice))
     for name in SEARCHES if config.best else ():

@@ -23,7 +23,7 @@ from looptune.models.checkpoint import replaced
 from looptune.models.network import stacked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """Settings of both trainers; `steps` are environment steps in all."""
 

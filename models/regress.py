@@ -17,7 +17,7 @@ UNTOLD = 1e6  # the scale of a feature that never varied: what it does elsewhere
 NOISE = 0.03  # of a mean on top of its samples' spread
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RegressConfig:
     """How the ensemble is trained."""
 

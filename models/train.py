@@ -44,7 +44,7 @@ MODEL_POOL, MEASURED_POOL = 1000, 150  # problems that PPO comes back to
 Trainer = Literal["rllib", "single"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImitateConfig:
     """How many problems the cost model's beam of a width is asked for, and how it is cloned."""
 
@@ -53,7 +53,7 @@ class ImitateConfig:
     clone: CloneConfig = field(default_factory=lambda: CloneConfig(epochs=20))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A whole run. `data` is a file of measurements, None for the shipped one.
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from looptune import bench, cli, measure, roofline
-from looptune.database import Database
+from looptune.database import Database, Record, key_of
 from looptune.errors import VerificationError
 from looptune.host import host_isas, host_target
 from looptune.lower import GENERATOR_VERSION
@@ -17,8 +17,9 @@ from looptune.oracle import Oracle
 from looptune.provenance import commit
 from looptune.roofline import kept
 from looptune.runtime.call import call_path
+from looptune.schedule import parse_order
 from looptune.target import TARGETS
-from looptune.workloads import conv2d
+from looptune.workloads import conv2d, matmul
 from looptune.workloads.suites import load
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
@@ -97,8 +98,34 @@ def test_show_as_json(capsys, tmp_path):
     words = ["show", "matmul", "8", "20", "4", "--what", "tree", "--what", "asm", "--json"]
     code, out, _ = run(capsys, *words, "--output", str(tmp_path / "shown.json"))
     assert code == 0
-    assert list(json.loads(out)) == ["schema", "target", "tree", "asm"]
+    found = json.loads(out)
+    assert list(found) == ["schema", "target", "threads", "origin", "tree", "asm"]
+    assert found["origin"] in ("default", "policy")
     assert (tmp_path / "shown.json").read_text() == out
+
+
+def test_show_says_whose_schedule_it_is_and_asks_the_database_that_is_named(capsys, tmp_path):
+    nest = matmul(8, 20, 4).nests[0]
+    path, target = tmp_path / "a.sqlite3", TARGETS["xmm"]
+    schedule = parse_order(nest, "k m n", "n")
+    store = Database(path)
+    store.add([Record(key_of(nest, target, 1), schedule.identity, schedule.actions,
+                      15, 0.5, 0.01, 0.0)])  # fmt: skip
+    store.close()
+    words = ["show", "matmul", "8", "20", "4", "--target", "xmm", "--what", "tree", "--database"]
+    _, out, _ = run(capsys, *words, str(path))
+    assert out.startswith("schedule: database, for xmm and 1 thread\n\n")
+    _, out, _ = run(capsys, *words, "none")
+    assert not out.startswith("schedule: database")
+
+
+def test_show_for_threads(capsys, monkeypatch):
+    monkeypatch.setattr("looptune.host.available_cores", lambda: 4)
+    words = ["show", "matmul", "256", "256", "256", "--threads", "3", "--json"]
+    _, out, _ = run(capsys, *words)
+    found = json.loads(out)
+    assert found["threads"] == 3
+    assert "parallel" in found["tree"]
 
 
 @pytest.mark.parametrize(
@@ -297,6 +324,34 @@ def test_padding_that_is_none(capsys):
     with pytest.raises(SystemExit):
         cli.main(["show", "conv2d", *"1383333", "--padding", "1,2,3"])
     assert "no number, BEFORE,AFTER, same or valid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["optimize matmul 2 2 2 --seed -1", "optimize matmul 2 2 2 --seed 4294967296",
+     "train here --seed -1", "train here --seed one", "train here --runners -2"],
+)  # fmt: skip
+def test_numbers_that_are_no_seed_or_count_exit_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.split())
+    assert stop.value.code == 2
+    assert "is no whole number from 0 to 4294967295" in capsys.readouterr().err
+
+
+def test_lists_are_read_alike():
+    parse = cli.parser().parse_args
+    assert parse(["bench"]).against == ("numpy",)
+    assert parse(["bench", "--against", "numpy,,torch"]).against == ("numpy", "torch")
+    assert parse(["train", "here", "--stages", "clone,"]).stages == ("clone",)
+    assert parse(["eval", "--sets", "matmul"]).sets == ("matmul",)
+    assert parse(["eval"]).budgets == (0.1,)
+
+
+@pytest.mark.parametrize("job", ["optimize matmul 1 1 1", "show matmul 1 1 1", "bench", "peak",
+                                 "eval"])  # fmt: skip
+def test_threads_are_left_to_the_environment_by_every_job(job):
+    assert cli.parser().parse_args(job.split()).threads is None
+    assert cli.parser().parse_args([*job.split(), "--threads", "2"]).threads == 2
 
 
 @pytest.mark.parametrize(

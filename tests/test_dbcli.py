@@ -67,6 +67,18 @@ def test_the_users_database_is_the_default(
     assert json.loads(capsys.readouterr().out)["path"] == str(tmp_path / "cache" / FILE)
 
 
+def test_no_database_is_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tmp_path / "records.jsonl"
+    path = filled(tmp_path / "a.sqlite3")
+    assert main(["db", "export", str(lines), "--database", str(path)]) == 0
+    assert main(["db", "import", str(lines), "--database", "none"]) == 0
+    assert capsys.readouterr().out.endswith("1 records imported\n")
+    assert main(["db", "info", "--database", "none", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["records"]) == (None, 0)
+    assert not Path("none").exists()
+
+
 @pytest.mark.parametrize("what", ["import", "merge"])
 def test_what_is_no_use_is_named(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -242,6 +242,9 @@ class TestConfig:
         with pytest.raises(ArgumentError, match=message):
             EvalConfig(**options)
 
+    def test_no_budget_is_none(self) -> None:
+        assert EvalConfig(budgets=(0.0, 0.1)) == EvalConfig(budgets=(0.1,)) == EvalConfig()
+
     def test_targets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [t.name for t in EvalConfig(model=True).targets] == ["avx2", "avx512", "xmm"]
         assert EvalConfig(model=True, target="xmm").targets == (target_named("xmm"),)
@@ -252,7 +255,7 @@ class TestConfig:
             _ = EvalConfig().targets
 
 
-MODEL = EvalConfig(("matmul", "contraction"), 1, target="avx2", model=True)
+MODEL = EvalConfig(sets=("matmul", "contraction"), most=1, target="avx2", model=True)
 
 
 @pytest.mark.usefixtures("small")
@@ -310,7 +313,7 @@ def halved(schedule: Schedule) -> float:
     return 2.0 if schedule.identity == default_schedule(schedule.nest, target).identity else 1.0
 
 
-MEASURED = EvalConfig(("matmul",), 2, budgets=(0.0,))
+MEASURED = EvalConfig(sets=("matmul",), most=2, budgets=(0.0,))
 
 
 @needs_host
@@ -347,7 +350,7 @@ class TestMeasuredTrack:
             return found if found and strategy == "evolution" else mine.start.schedule
 
         monkeypatch.setattr(evaluate, "searched", searched)
-        config = EvalConfig(("matmul",), 1, budgets=(0.0, 0.1), best=10.0)
+        config = EvalConfig(sets=("matmul",), most=1, budgets=(0.0, 0.1), best=10.0)
         _, (row,) = evaluate.evaluate(config, policy(-0.1), timing=told(halved))
         assert asked[0] == ("policy", 0.1)
         assert {name for name, _ in asked[1:]} == set(evaluate.SEARCHES)
@@ -520,6 +523,14 @@ class TestCommand:
     def test_text(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(self.WORDS) == 0
         assert "avx2 matmul: 1 shapes, headroom" in capsys.readouterr().out
+
+    def test_threads_are_of_the_environment_unless_told(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LOOPTUNE_NUM_THREADS", str(available_cores()))
+        for words, threads in ((), available_cores()), (("--threads", "1"), 1):
+            assert cli.main([*self.WORDS, "--json", *words]) == 0
+            assert json.loads(capsys.readouterr().out)["header"]["threads"] == threads
 
     def test_a_failed_shape_is_exit_1(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

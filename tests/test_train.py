@@ -39,7 +39,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> train.TrainConfig
     monkeypatch.setattr(train, "MODEL_POOL", 4)
     return train.TrainConfig(
         stages=("regress", "imitate", "clone", "model"), data=str(data), hidden=8, layers=1,
-        trainer="single", imitate=train.ImitateConfig(4, 1, CloneConfig(epochs=1)),
+        trainer="single",
+        imitate=train.ImitateConfig(problems=4, width=1, clone=CloneConfig(epochs=1)),
         regress=RegressConfig(epochs=2, held_out=0.2), clone=CloneConfig(epochs=1),
         model=PPOConfig(steps=32, rollout=8, environments=2, epochs=1),
     )  # fmt: skip
