@@ -32,6 +32,7 @@ from looptune.errors import LooptuneError
 from looptune.host import host_target
 from looptune.ir import Nest
 from looptune.measure import compare_samplers, geomean, rotating_sampler
+from looptune.models.advise import shipped
 from looptune.models.contenders import static_name, static_tile
 from looptune.schedule import Schedule, replay
 from looptune.search import STRATEGIES
@@ -75,7 +76,8 @@ def searched(
     """
     start = monotonic()
     tuner = Tuner(nest, target, 1, Spending(seconds, None, monotonic, start), seed)
-    schedule, _ = search_nest(strategy, tuner, space)
+    policy = shipped() if strategy == "policy" else None
+    schedule, _ = search_nest(strategy, tuner, space=space, policy=policy)
     if space == "paper":
         own = [t for t in tuner.trials if t.value is not None]
         best = max(own, key=lambda trial: trial.value or 0.0, default=None)

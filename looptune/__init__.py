@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from looptune.api import clear_cache, conv2d, einsum, matmul
+    from looptune.choose import Budget
     from looptune.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from looptune.runtime.kernel import Kernel
     from looptune.schedule import Schedule, replay
     from looptune.target import Target
-    from looptune.tune import Budget, compile, optimize
+    from looptune.tune import compile, optimize
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _HOMES = {
     name: module
     for module, names in {
         "api": "clear_cache conv2d einsum matmul",
+        "choose": "Budget",
         "errors": "ArgumentError ArgumentTypeError ExecutableMemoryError LooptuneError "
         "LoweringError NestError ScheduleError SpecError UnsupportedError UnsupportedHostError "
         "VerificationError",
@@ -50,7 +52,7 @@ _HOMES = {
         "runtime.kernel": "Kernel",
         "schedule": "Schedule replay",
         "target": "Target",
-        "tune": "Budget compile optimize",
+        "tune": "compile optimize",
     }.items()
     for name in names.split()
 }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from looptune.errors import LooptuneError, UnsupportedError, VerificationError
+from looptune.errors import UnsupportedError, VerificationError
 from looptune.host import fingerprint
 from looptune.ir import Nest, Operand, Plan
 from looptune.lower import GENERATOR_VERSION
@@ -354,6 +354,3 @@ def render(result: dict[str, object]) -> str:
     skipped: list[dict[str, str]] = result["skipped"]  # type: ignore[assignment]
     lines += [f"not supported: {item['id']}: {item['reason']}" for item in skipped]
     return "\n".join(lines)
-
-
-__all__ = ["BenchConfig", "LooptuneError", "bench", "render"]

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from looptune.construct import Construction
 from looptune.cost import predict
 from looptune.database import Database, Record, key_of, schedule_of
 from looptune.default import default_schedule
-from looptune.errors import DatabaseError, LoweringError, UnsupportedHostError
+from looptune.errors import DatabaseError, LoweringError, SpecError, UnsupportedHostError
 from looptune.host import runs
 from looptune.ir import Nest
 from looptune.measure import Posterior
@@ -31,33 +31,55 @@ from looptune.target import Target
 from looptune.tuner import Interrupted, Spending, Trial, Tuner, search_nest
 from looptune.worker import Worker
 
+if TYPE_CHECKING:
+    from looptune.models.inference import Policy
+
 MODEL_QUESTIONS = 2000  # that a search may ask the cost model, if nothing else limits it
 logger = logging.getLogger("looptune")
 Progress = bool | None | Callable[[Trial], None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `optimize` was asked for, of which every nest gets its share."""
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a search may spend: wall-clock seconds, measurements, or both (None: no limit)."""
 
-    strategy: str
-    target: Target
-    threads: int
-    seconds: float | None
-    measurements: int | None
-    database: Database | None
-    retune: bool = False
-    seed: int = 0
-    space: str = "ours"
-    progress: Progress = None
-    isolate: bool = False
-    policy: object = None
-    clock: Callable[[], float] = time.monotonic
+    seconds: float | None = None
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "measurements"):
+            value = getattr(self, name)
+            kinds = (int, float) if name == "seconds" else (int,)
+            if value is not None and not (type(value) in kinds and value >= 0):
+                raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
 
     @property
-    def measures(self) -> bool:
-        """Whether there is a budget to measure with."""
-        return self.strategy != "default" and bool(self.seconds or self.measurements)
+    def spends(self) -> bool:
+        """Whether anything may be measured."""
+        return bool(self.seconds or self.measurements)
+
+    def share(self, parts: int) -> Budget:
+        """What one of so many nests may spend."""
+        seconds = None if self.seconds is None else self.seconds / max(1, parts)
+        count = None if self.measurements is None else -(-self.measurements // max(1, parts))
+        return Budget(seconds=seconds, measurements=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `optimize` was asked for a nest; `policy` is whom the strategy of that name asks."""
+
+    target: Target
+    threads: int
+    strategy: str
+    policy: Policy | None = None
+    budget: Budget = field(default_factory=Budget)
+    database: Database | None = None
+    retune: bool = False
+    seed: int = 0
+    progress: Progress = None
+    isolate: bool = False
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -65,9 +87,8 @@ class Chosen:
     """A schedule and where it comes from; `posterior` of its gain over the default, None where it
     is the default or nothing was measured.
 
-    `tried` candidates were asked for, `rejected` counts those that failed by reason, and
-    `seconds` say what compiling, verifying and measuring them took. `note` says why a strategy
-    left it at the default.
+    `tried` candidates were asked for, `rejected` counts those that failed by reason. `note` says
+    why a strategy left it at the default.
     """
 
     schedule: Schedule
@@ -75,7 +96,6 @@ class Chosen:
     posterior: Posterior | None = None
     tried: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     note: str = ""
 
@@ -92,7 +112,7 @@ def choose(nest: Nest, options: Options) -> Chosen:
     if options.strategy == "default" or nest.points == 0:
         schedule = default_schedule(nest, options.target, options.threads)
         return Chosen(schedule, "default")
-    if not options.measures:
+    if not options.budget.spends:
         ask = advised if options.strategy == "policy" else predicted
         return ask(nest, options)
     if not runs(options.target):
@@ -122,14 +142,14 @@ def looked_up(nest: Nest, options: Options) -> Chosen | None:
 
 def advised(nest: Nest, options: Options) -> Chosen:
     """What a policy expects most of; the default, with the reason, where it expects nothing."""
-    from looptune.models.advise import advise, policy_of, taken
+    from looptune.models.advise import advise, taken
 
-    policy = policy_of(options.policy)
-    found = advise(policy, nest, options.target, options.threads)
+    assert options.policy is not None, "the strategy 'policy' asks one"
+    found = advise(options.policy, nest, options.target, options.threads)
     best = taken(found)
     if best is not None:
         return Chosen(best.schedule, "policy", None, len(found))
-    default = Construction(nest, options.target, options.threads).schedule
+    default = default_schedule(nest, options.target, options.threads)
     return Chosen(default, "default", note=unadvised(nest))
 
 
@@ -158,7 +178,7 @@ def predicted(nest: Nest, options: Options) -> Chosen:
         except LoweringError:
             return None
 
-    search = Search(nest, target, threads, evaluate, options.space, options.seed)
+    search = Search(nest, target, threads, evaluate, seed=options.seed)
     search.value(anchor)
     best = run(options.strategy, search)
     failed = sum(value is None for value in search.values.values())
@@ -168,7 +188,8 @@ def predicted(nest: Nest, options: Options) -> Chosen:
 
 def measured(nest: Nest, options: Options) -> Chosen:
     """What a strategy finds by measuring, recorded if it beats the default."""
-    spending = Spending(options.seconds, options.measurements, options.clock, options.clock())
+    budget = options.budget
+    spending = Spending(budget.seconds, budget.measurements, options.clock, options.clock())
     bar = bar_of(options)
     hear = options.progress if callable(options.progress) else None
     best = 0.0
@@ -178,7 +199,7 @@ def measured(nest: Nest, options: Options) -> Chosen:
         best = max(best, trial.value or 0.0)
         if hear is not None:
             hear(trial)
-        left = "" if options.seconds is None else f", {max(spending.left, 0.0):.1f} s left"
+        left = "" if budget.seconds is None else f", {max(spending.left, 0.0):.1f} s left"
         bar.set_postfix_str(f"best {math.exp(best):.2f}x the default{left}", refresh=False)
         bar.update()
 
@@ -189,20 +210,13 @@ def measured(nest: Nest, options: Options) -> Chosen:
             nest, options.target, options.threads, spending, options.seed, progress, remote
         )
         try:
-            schedule, posterior = search_nest(
-                options.strategy, tuner, options.space, options.policy
-            )
+            schedule, posterior = search_nest(options.strategy, tuner, policy=options.policy)
         except Interrupted as interrupt:
             record(nest, interrupt.schedule, interrupt.posterior, options)
             raise
     record(nest, schedule, posterior, options)
-    seconds = {
-        "compile": tuner.times.compile,
-        "verify": tuner.times.verify,
-        "measure": tuner.times.measure,
-    }
     return Chosen(
-        schedule, options.strategy, posterior, len(tuner.trials), tuner.rejected, seconds,
+        schedule, options.strategy, posterior, len(tuner.trials), tuner.rejected,
         tuple(tuner.trials),
         unadvised(nest) if options.strategy == "policy" and not tuner.trials else "",
     )  # fmt: skip
@@ -210,10 +224,11 @@ def measured(nest: Nest, options: Options) -> Chosen:
 
 def bar_of(options: Options) -> tqdm[None]:
     """A progress bar on stderr: where asked for, or on a terminal for what takes over a second."""
-    long = (options.seconds or 0.0) > 1 or (options.measurements or 0) > 50
+    budget = options.budget
+    long = (budget.seconds or 0.0) > 1 or (budget.measurements or 0) > 50
     shown = options.progress is True or (options.progress is None and long and sys.stderr.isatty())
     return tqdm(
-        total=options.measurements, desc=options.strategy, unit=" candidates",
+        total=budget.measurements, desc=options.strategy, unit=" candidates",
         disable=not shown, file=sys.stderr,
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ import numpy as np
 
 import looptune
 from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
+from looptune.choose import Budget
 from looptune.dbcli import JOBS as DATABASE_JOBS
 from looptune.dbcli import add_jobs, database_of
 from looptune.default import default_schedule
@@ -59,7 +60,7 @@ from looptune.runtime.call import call_path
 from looptune.runtime.kernel import Kernel
 from looptune.search import STRATEGIES, STRATEGY
 from looptune.target import TARGETS
-from looptune.tune import Budget, Report, optimize, resolve_database
+from looptune.tune import Report, optimize, resolve_database
 from looptune.tune import compile as compile_plan
 from looptune.tuner import Interrupted
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul

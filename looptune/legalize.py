@@ -207,7 +207,7 @@ def gather(op: Gather, machine: Machine) -> Iterator[Op]:
         return permuted(op, machine, item)
     if op.dense and op.stride == 2 * item and op.lanes == machine.lanes:
         return exchanged(op, item)
-    return inserted(op, machine, item)
+    return inserted(op, machine)
 
 
 def permuted(op: Gather, machine: Machine, item: int) -> Iterator[Op]:
@@ -229,7 +229,7 @@ def exchanged(op: Gather, item: int) -> Iterator[Op]:
     yield Evens(op.dst, op.dst, op.scratch)
 
 
-def inserted(op: Gather, machine: Machine, item: int) -> Iterator[Op]:
+def inserted(op: Gather, machine: Machine) -> Iterator[Op]:
     """Each 16-byte part lane by lane, all but the first in the scratch register."""
     for part, span in parts(op.lanes, machine):
         register = op.scratch if part else op.dst

@@ -16,6 +16,7 @@ import numpy as np
 
 from looptune.construct import STOP, Construction
 from looptune.cost import predict
+from looptune.default import default_schedule
 from looptune.errors import LoweringError
 from looptune.ir import Nest
 from looptune.schedule import Schedule
@@ -61,7 +62,7 @@ class ModelValue:
     @cached_property
     def base(self) -> float:
         """Predicted cycles of the default schedule."""
-        default = Construction(self.nest, self.target, self.threads).schedule
+        default = default_schedule(self.nest, self.target, self.threads)
         return predict(default, self.target, self.threads).cycles
 
     def __call__(self, schedule: Schedule) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 from looptune.cost import ranked
 from looptune.default import candidates, default_schedule
@@ -33,6 +34,9 @@ from looptune.schedule import (
     vectorize,
 )
 from looptune.target import Target
+
+if TYPE_CHECKING:
+    from looptune.models.inference import Policy
 
 HORIZON = 10  # actions from the start, as in the paper
 PAPER_LOOPS = 10
@@ -71,7 +75,7 @@ class Search:
 
     `evaluate` may raise `Spent`. `values` and `schedules` are by the schedules' identity, in the
     order asked; `left` says how many seconds there are. `policy` is whom the strategy of that name
-    asks: a policy, a checkpoint's path, or None for the shipped one.
+    asks.
     """
 
     nest: Nest
@@ -83,7 +87,7 @@ class Search:
     values: dict[str, float | None] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     left: Callable[[], float] = lambda: math.inf
-    policy: object = None
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
         if self.space not in SPACES:
@@ -410,12 +414,13 @@ def matmul_space(nest: Nest, target: Target) -> Iterator[Schedule]:
 
 def policy(search: Search) -> None:
     """The default, then what a policy advises (`looptune.models.advise`), the best first."""
-    from looptune.models.advise import advise, policy_of
+    from looptune.models.advise import advise
     from looptune.propose import WIDE
 
+    assert search.policy is not None, "the strategy 'policy' asks one"
     search.value(search.default)
     found = advise(
-        policy_of(search.policy), search.nest, search.target, search.threads,
+        search.policy, search.nest, search.target, search.threads,
         min(ADVISING * search.left(), MOST_ADVISING), WIDE,
     )  # fmt: skip
     for advice in found[:ASKED]:

@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from looptune.build import build
-from looptune.choose import Chosen, Options, Progress, choose
+from looptune.choose import Budget, Chosen, Options, Progress, choose
 from looptune.database import Database, default_database, default_exists
 from looptune.errors import (
     ArgumentTypeError,
@@ -30,28 +31,10 @@ from looptune.target import Target, target_named
 from looptune.workloads import einsum, fuse
 from looptune.workloads.einsum import check_dtype, whole_numbers
 
+if TYPE_CHECKING:
+    from looptune.models.inference import Policy
+
 logger = logging.getLogger("looptune")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a search may spend: wall-clock seconds, measurements, or both (None: no limit)."""
-
-    seconds: float | None = None
-    measurements: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("seconds", "measurements"):
-            value = getattr(self, name)
-            kinds = (int, float) if name == "seconds" else (int,)
-            if value is not None and not (type(value) in kinds and value >= 0):
-                raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
-
-    def share(self, parts: int) -> Budget:
-        """What one of so many nests may spend."""
-        seconds = None if self.seconds is None else self.seconds / max(1, parts)
-        count = None if self.measurements is None else -(-self.measurements // max(1, parts))
-        return Budget(seconds=seconds, measurements=count)
 
 
 @dataclass(frozen=True)
@@ -90,7 +73,7 @@ def optimize(
     dtype: str | None = None,
     epilogue: str | Sequence[str] | None = None,
     strategy: str = STRATEGY,
-    policy: object = None,
+    policy: Policy | str | os.PathLike[str] | None = None,
     budget: float | Budget | None = None,
     threads: int | None = None,
     target: str | Target | None = None,
@@ -130,7 +113,7 @@ def optimize(
     for a policy's file that is no use, `VerificationError` if the kernel is wrong.
     """
     strategy_named(strategy)
-    asked = asked_policy(policy, strategy)
+    asked = resolve_policy(policy, strategy)
     check_options(verify, seed)
     if not isinstance(retune, bool):
         raise ArgumentTypeError(f"retune={retune!r}; True or False would do")
@@ -142,12 +125,19 @@ def optimize(
     machine = resolve_target(target)
     workers = thread_count(threads)
     start = time.perf_counter()
-    share = limits.share(len(plan.nests))
+    measures = strategy != "default" and limits.spends
     options = Options(
-        strategy, machine, workers, share.seconds, share.measurements, None, retune,
-        seed, progress=progress, isolate=isolate, policy=asked,
-    )  # fmt: skip
-    options = replace(options, database=resolve_database(database, for_records=options.measures))
+        target=machine,
+        threads=workers,
+        strategy=strategy,
+        policy=asked,
+        budget=limits.share(len(plan.nests)),
+        database=resolve_database(database, for_records=measures),
+        retune=retune,
+        seed=seed,
+        progress=progress,
+        isolate=isolate,
+    )
     choices = tuple(choose(nest, options) for nest in plan.nests)
     scheduled = time.perf_counter()
     kernel = made(plan, choices, machine, workers)
@@ -179,7 +169,7 @@ def verified(
         if all(choice.origin != "database" for choice in choices):
             raise
         logger.warning("a schedule of the database gives wrong results (%s): not used", reason)
-        plain = replace(options, database=None, strategy="default")
+        plain = replace(options, database=None, strategy="default", policy=None)
         choices = tuple(choose(nest, plain) for nest in kernel.plan.nests)
         kernel = made(kernel.plan, choices, kernel.target, kernel.threads)
         Oracle(kernel.plan, seed).verify(kernel)
@@ -249,7 +239,7 @@ def check_options(verify: object, seed: object) -> None:
         raise ArgumentTypeError(f"seed={seed!r}; a whole number of at least 0 would do")
 
 
-def asked_policy(policy: object, strategy: str) -> object:
+def resolve_policy(policy: object, strategy: str) -> Policy | None:
     """The policy that the strategy of that name asks; None for other strategies.
 
     Raises `ArgumentTypeError` for a policy that is none, or that nobody would ask, and

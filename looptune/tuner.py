@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from looptune.build import build
 from looptune.default import default_schedule
@@ -31,6 +32,9 @@ from looptune.runtime.kernel import Kernel
 from looptune.schedule import Action, Schedule
 from looptune.search import Search, Spent, run
 from looptune.target import Target
+
+if TYPE_CHECKING:
+    from looptune.models.inference import Policy
 
 TRIAL_SECONDS = 0.012  # of timing a candidate beside its anchor
 TRIAL_ROUNDS = 5
@@ -141,7 +145,7 @@ class Tuner:
         """The posterior of a schedule, measured here or elsewhere; raises what is wrong with it."""
         if self.remote is None:
             kernel = self.kernel_of(schedule)
-            posterior = self.timed(kernel, schedule)
+            posterior = self.timed(kernel)
             if kernel is not self.anchor:
                 self.keep(schedule, kernel, posterior.mean)
             return posterior
@@ -179,7 +183,7 @@ class Tuner:
             worst = min(self.values, key=self.values.__getitem__)
             del self.values[worst], self.kernels[worst]
 
-    def timed(self, kernel: Kernel, schedule: Schedule) -> Posterior:
+    def timed(self, kernel: Kernel) -> Posterior:
         """The kernel beside the anchor; raises `MeasurementError` for a time that cannot be."""
         if kernel is self.anchor:
             return Posterior(1, 0.0, 0.0)
@@ -240,7 +244,7 @@ def explained(reason: LooptuneError) -> str:
 
 
 def search_nest(
-    strategy: str, tuner: Tuner, space: str, policy: object = None
+    strategy: str, tuner: Tuner, *, space: str = "ours", policy: Policy | None = None
 ) -> tuple[Schedule, Posterior | None]:
     """Run a strategy on measurements; the schedule to use, with fresh samples of it unless it is
     the anchor."""

@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from looptune.build import build
-from looptune.choose import Options, choose
+from looptune.choose import Budget, Options, choose
 from looptune.errors import ArgumentError, LooptuneError, LoweringError
 from looptune.host import fingerprint, host_target, thread_count
 from looptune.ir import plan_of
@@ -204,8 +204,12 @@ def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
 def searched(task: Task, strategy: str, seconds: float) -> Schedule:
     """What a strategy finds in so many seconds, in this process, from no database."""
     options = Options(
-        strategy, task.target, task.threads, seconds, None, None, policy=task.policy
-    )  # fmt: skip
+        target=task.target,
+        threads=task.threads,
+        strategy=strategy,
+        policy=task.policy,
+        budget=Budget(seconds=seconds),
+    )
     return choose(task.nest, options).schedule
 
 

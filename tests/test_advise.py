@@ -18,7 +18,7 @@ from looptune.errors import ArgumentTypeError, CheckpointError
 from looptune.host import host_target
 from looptune.models.advise import SECONDS, advise, outside, policy_of, shipped, taken
 from looptune.models.architecture import Architecture
-from looptune.models.checkpoint import save
+from looptune.models.checkpoint import load, save
 from looptune.models.gain import GainModel
 from looptune.models.gain import shapes as gain_shapes
 from looptune.models.inference import Policy
@@ -189,6 +189,23 @@ class TestOptimize:
         led = taken(advise(shipped(), NEST, host_target()))
         expected = default_schedule(NEST, host_target()) if led is None else led.schedule
         assert kernel.schedules == (expected,)
+
+    def test_a_policy_is_read_once_a_call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "policy.npz"
+        save(path, policy(0.1))
+        read: list[object] = []
+
+        def counted(place: object) -> Policy:
+            read.append(place)
+            return load(path)
+
+        monkeypatch.setattr("looptune.models.advise.load", counted)
+        plan = einsum("ij,jk,kl->il", sizes={"i": 9, "j": 8, "k": 7, "l": 6})
+        looptune.optimize(plan, policy=path, database=None)
+        looptune.optimize(plan, policy=path, budget=looptune.Budget(measurements=2), database=None)
+        assert read == [path, path]
 
     def test_a_policy_is_for_its_strategy(self) -> None:
         with pytest.raises(ArgumentTypeError, match="strategy='policy', not 'default'"):

@@ -98,6 +98,12 @@ def test_a_way_that_a_library_lacks(name: str) -> None:
         build(contender_named(name), Problem(workload_of(MATMUL)))
 
 
+@pytest.mark.parametrize("name", ["loop_tool/wasm", "loop_tool/default@3"])
+def test_loop_tool_has_one_way_with_or_without_its_package(name: str) -> None:
+    with pytest.raises(LooptuneError, match=rf"{name}: loop_tool has one way"):
+        build(contender_named(name), Problem(workload_of(MATMUL)))
+
+
 @pytest.fixture
 def arena() -> Iterator[Arena]:
     with Arena(Rules(rounds=2, seconds=0.01)) as found:

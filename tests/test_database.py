@@ -342,7 +342,7 @@ def test_computing_makes_no_file(tmp_path: Path) -> None:
     looptune.optimize("mk,kn->mn", m=4, k=5, n=6)
     looptune.optimize("mk,kn->mn", m=4, k=5, n=6, strategy="greedy1")
     assert not (tmp_path / "cache").exists()
-    budget = looptune.tune.Budget(measurements=1)
+    budget = looptune.Budget(measurements=1)
     looptune.optimize("mk,kn->mn", m=4, k=5, n=6, strategy="random", budget=budget)
     assert (tmp_path / "cache" / FILE).is_file()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import looptune
+from looptune.choose import Budget
 from looptune.errors import (
     ArgumentError,
     LooptuneError,
@@ -27,7 +28,7 @@ from looptune.schedule import (
     replay,
     split,
 )
-from looptune.tune import Budget, compile, optimize
+from looptune.tune import compile, optimize
 from looptune.workloads import conv2d, einsum, matmul
 from looptune.workloads.suites import load
 

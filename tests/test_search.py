@@ -15,6 +15,7 @@ from looptune.default import candidates, default_schedule
 from looptune.errors import LoweringError, ScheduleError, UnsupportedError
 from looptune.ir import Nest
 from looptune.lower import lower
+from looptune.models.advise import shipped
 from looptune.schedule import Schedule, parse_order, replay, split
 from looptune.search import (
     ASKED,
@@ -64,7 +65,7 @@ def limited(value: Callable[[Schedule], float | None], most: int) -> Callable[..
 
 
 def search(evaluate: Callable[..., float | None], space: str = "ours", seed: int = 0) -> Search:
-    return Search(MATMUL, AVX2, 1, evaluate, space, seed)
+    return Search(MATMUL, AVX2, 1, evaluate, space, seed, policy=shipped())
 
 
 @pytest.mark.parametrize("space", ["paper", "ours"])
@@ -91,7 +92,7 @@ def test_no_value_at_all_is_no_answer(name: str) -> None:
 def test_nothing_to_do_ends(name: str) -> None:
     """One point: no move is legal, and the search must not wait for one."""
     nest = matmul(1, 1, 1).nests[0]
-    made = Search(nest, AVX2, 1, limited(lambda schedule: 0.0, 500), "paper")
+    made = Search(nest, AVX2, 1, limited(lambda schedule: 0.0, 500), "paper", policy=shipped())
     assert run(name, made) is not None
 
 

@@ -14,6 +14,7 @@ from test_property import needs_host
 import looptune
 from looptune import choose as choosing
 from looptune import tuner as tuning
+from looptune.choose import Budget
 from looptune.database import Database
 from looptune.errors import ArgumentTypeError, UnsupportedHostError
 from looptune.host import host_target
@@ -30,7 +31,6 @@ from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule, parse_order, split
 from looptune.search import STRATEGIES
 from looptune.target import TARGETS
-from looptune.tune import Budget
 from looptune.tuner import Interrupted, Spending, Trial, Tuner, simplicity
 from looptune.workloads import matmul
 
@@ -127,7 +127,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Times come from the test: log gains by a schedule's order, 0 where none is given."""
     gains: dict[str, float] = {}
 
-    def timed(self: Tuner, kernel: Kernel, schedule: Schedule) -> Posterior:
+    def timed(self: Tuner, kernel: Kernel) -> Posterior:
+        (schedule,) = kernel.schedules
         return Posterior(5, gains.get(schedule.order, -1.0), 1e-6)
 
     def compared(samplers: dict[str, object], **_: object) -> dict[str, Posterior]:
@@ -156,7 +157,7 @@ def test_every_strategy_measures_within_its_budget(strategy: str) -> None:
 def test_a_deadline_ends_a_search_with_the_best_so_far() -> None:
     clock = Ticks(0.05)
     options = choosing.Options(
-        "random", host_target(), 1, seconds=2.0, measurements=None, database=None, clock=clock
+        target=host_target(), threads=1, strategy="random", budget=Budget(seconds=2.0), clock=clock
     )
     chosen = choosing.choose(NEST, options)
     assert 0 < chosen.tried < 60
@@ -164,7 +165,10 @@ def test_a_deadline_ends_a_search_with_the_best_so_far() -> None:
 
 
 def test_no_time_at_all_gives_the_default() -> None:
-    options = choosing.Options("random", host_target(), 1, 1e-9, None, None, clock=Ticks())
+    options = choosing.Options(
+        target=host_target(), threads=1, strategy="random", budget=Budget(seconds=1e-9),
+        clock=Ticks(),
+    )  # fmt: skip
     chosen = choosing.choose(NEST, options)
     assert chosen.tried == 0
     assert chosen.schedule == looptune.default.default_schedule(NEST, host_target())

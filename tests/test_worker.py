@@ -16,10 +16,10 @@ from random_nests import random_nest
 from test_property import needs_host
 
 import looptune
+from looptune.choose import Budget
 from looptune.errors import MeasurementError
 from looptune.host import host_target
 from looptune.schedule import Schedule, parse_order
-from looptune.tune import Budget
 from looptune.worker import Worker, nest_from_json, nest_to_json
 from looptune.workloads import fuse, matmul
 

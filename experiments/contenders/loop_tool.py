@@ -7,12 +7,15 @@ import time
 import numpy as np
 
 from experiments.contenders import Built, Contender, Problem
+from looptune.errors import UnsupportedError
 from looptune.interop import contraction
 from looptune.measure import python_sampler
 
 
 def build(contender: Contender, problem: Problem) -> Built:
     """The tensor of a contraction, compiled; a call computes it anew."""
+    if contender.way != "default" or contender.budget is not None:
+        raise UnsupportedError(f"{contender}: loop_tool has one way, loop_tool/default")
     import loop_tool
 
     loop_tool.set_default_backend("cpp")

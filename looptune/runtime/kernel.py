@@ -31,7 +31,7 @@ from looptune.runtime.call import (
 )
 from looptune.runtime.memory import install
 from looptune.schedule import Action, Schedule, replay
-from looptune.target import Target, target_named
+from looptune.target import Target
 
 if TYPE_CHECKING:
     from looptune.explain import Explanation
@@ -255,7 +255,7 @@ def out_array(out: object) -> np.ndarray:
 def rebuild(
     plan: Plan,
     actions: tuple[tuple[Action, ...], ...],
-    target: Target | str,
+    target: Target,
     origin: str,
     threads: int = 1,
 ) -> Kernel:
@@ -263,5 +263,4 @@ def rebuild(
     from looptune.build import build
 
     schedules = [replay(nest, steps) for nest, steps in zip(plan.nests, actions, strict=True)]
-    machine = target if isinstance(target, Target) else target_named(target)
-    return build(plan, schedules, machine, origin=origin, threads=threads)
+    return build(plan, schedules, target, origin=origin, threads=threads)

@@ -318,7 +318,7 @@ def contract(
             reduced(term, kept_labels(term, i, pending, result), temporary)
             for i, term in enumerate(pending)
         ]
-    for pair in pair_path(pending, result, extents):
+    for pair in pair_path(pending, result):
         left, right = (pending[i] for i in pair)
         rest = [term for i, term in enumerate(pending) if i not in pair]
         if not rest:
@@ -350,9 +350,7 @@ def intermediate(left: Term, right: Term, wanted: set[str], result: Term) -> str
     return "".join([*inner, *(label for label in result.labels if label in both)])
 
 
-def pair_path(
-    terms: Sequence[Term], result: Term, extents: Mapping[str, int]
-) -> list[tuple[int, int]]:
+def pair_path(terms: Sequence[Term], result: Term) -> list[tuple[int, int]]:
     """Pairs of positions to contract, after `numpy.einsum_path`; each result goes to the end."""
     if len(terms) < 3:
         return []
