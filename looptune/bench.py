@@ -224,6 +224,7 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
     kernel = optimize(plan, strategy="default", target=target, threads=config.threads, verify=False)
     tuned = time.perf_counter() - start
     report = kernel.report
+    assert report is not None, "optimize always leaves one"
     arrays = random_arrays(plan)
     out = arrays[plan.output.name]
     inputs = [arrays[tensor.name] for tensor in plan.inputs]

@@ -270,6 +270,7 @@ def run_optimize(args: argparse.Namespace) -> int:
                         min_bytes=plan.min_bytes, core=False, record={})  # fmt: skip
     found = compare_with_numpy(workload, kernel)
     report = kernel.report
+    assert report is not None, "optimize always leaves one"
     result: dict[str, object] = {
         "schema": 1,
         "verified": report.verified,

@@ -241,7 +241,8 @@ def rotating_sampler(kernel: Kernel, sets: Sequence[Mapping[str, np.ndarray]]) -
         kernel.pointers([arrays[t.name] for t in plan.inputs], arrays[plan.output.name])
         for arrays in sets
     ]
-    return lambda calls: float(kernel.entry.seconds(pointers, calls, kernel.threads))
+    entry = kernel.entry_or_raise()
+    return lambda calls: entry.seconds(pointers, calls, kernel.threads)
 
 
 def roofline_seconds(kernel: Kernel, peak: float) -> float:

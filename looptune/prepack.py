@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,8 @@ from looptune.legalize import legalize
 from looptune.lower import GENERATOR_VERSION, form_of, lower_snapshot
 from looptune.runtime.call import (
     Arguments,
-    Step,
+    Entry,
+    InstalledStage,
     as_array,
     check_argument,
     checked_pointers,
@@ -47,8 +47,8 @@ class Variant:
     key: str
     packing: Stage
     arguments: Arguments
-    entry: Any
-    steps: Sequence[Step]
+    entry: Entry
+    installed: Sequence[InstalledStage]
     schedules: tuple[Schedule, ...]
 
     @property
@@ -62,7 +62,6 @@ def variant_of(kernel: Kernel, number: int) -> Variant:
     found = kernel.variants.get(number)
     if found is None:
         found = kernel.variants[number] = make_variant(kernel, number)
-    assert isinstance(found, Variant)
     return found
 
 
@@ -84,13 +83,13 @@ def make_variant(kernel: Kernel, number: int) -> Variant:
     inputs = list(plan.inputs)
     inputs[number] = Tensor(name, dtype, (count,), (1,))
     arguments = Arguments(plan.output, tuple(inputs), plan.temporaries, plan.flops, plan.spec)
-    entry, steps = loaded(arguments, stages_of(plan, made), True)
+    entry, installed = loaded(arguments, stages_of(plan, made), True)
     text = json.dumps([
         plan.key, number, GENERATOR_VERSION, repr(kernel.target),
         [schedule.identity for schedule in schedules], nest.key,
     ])  # fmt: skip
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Variant(number, key, packing, arguments, entry, steps, tuple(schedules))
+    return Variant(number, key, packing, arguments, entry, installed, tuple(schedules))
 
 
 def only_reader(plan: Plan, name: str) -> tuple[int, int]:
@@ -136,7 +135,7 @@ def take_snapshot(kernel: Kernel, array: object, operand: int) -> Snapshot:
     tensor = variant.snapshot
     packed = aligned_empty(tensor)
     arguments = Arguments(tensor, (inputs[operand],), (), 0, "")
-    entry, _steps = loaded(arguments, [variant.packing], True)
+    entry, _installed = loaded(arguments, [variant.packing], True)
     entry.run_pointers((packed.ctypes.data, source.ctypes.data), 1)
     packed.flags.writeable = False
     return Snapshot(variant.key, operand, packed)

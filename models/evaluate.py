@@ -189,7 +189,9 @@ def by_time(job: Job, config: EvalConfig, timing: Timing) -> Row:
         plan, strategy=POLICY, policy=task.policy, threads=task.threads, target=task.target,
         database=None,
     )  # fmt: skip
-    took, choice = clock() - began, kernel.report.schedule_seconds
+    took, report = clock() - began, kernel.report
+    assert report is not None, "optimize always leaves one"
+    choice = report.schedule_seconds
     found = {POLICY: kernel.schedules[0]}
     for budget in config.budgets:
         found[f"{POLICY}, {budget:g} s"] = searched(task, POLICY, budget)

@@ -36,7 +36,7 @@ from looptune.target import TARGETS
 from looptune.workloads import conv2d
 
 pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
-PATHS = ["ctypes"] if call.native is None else ["ctypes", "native"]
+PATHS = ["ctypes"] if call.extension is None else ["ctypes", "native"]
 
 
 def kernel_of(nest: Nest, path: str = "ctypes") -> Kernel:
@@ -222,7 +222,7 @@ def test_one_kernel_from_many_threads(path):
         assert all(pool.map(work, range(8)))
 
 
-@pytest.mark.skipif(call.native is None, reason="needs the C extension")
+@pytest.mark.skipif(call.extension is None, reason="needs the C extension")
 def test_long_kernels_release_the_gil():
     kernel = matmul_kernel(768, 768, 768, "native")
     a, b = randoms((768, 768), (768, 768))

@@ -19,7 +19,7 @@ from test_lower import nest_of
 from looptune.build import generate
 from looptune.host import host_isas, host_target
 from looptune.ir import Plan, plan_of
-from looptune.runtime.call import Step, layout_of, make_entry
+from looptune.runtime.call import InstalledStage, layout_of, make_entry
 from looptune.runtime.memory import Code, install
 from looptune.schedule import Schedule, parallel, parse_order
 
@@ -86,7 +86,7 @@ def generated(plan: Plan, schedule: Schedule) -> Held:
     number = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
     tensors = tuple(number[operand.name] for operand in schedule.nest.operands)
     steps = [
-        Step(install(code), tensors, program.trips)
+        InstalledStage(install(code), tensors, program.trips)
         for program, code in zip(made.programs, made.codes, strict=True)
     ]
     layout = layout_of(plan, max(program.scratch_bytes for program in made.programs))

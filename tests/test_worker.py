@@ -86,7 +86,7 @@ def test_a_search_in_a_process_of_its_own() -> None:
     """From a script without a `__main__` guard, as a notebook is."""
     code = (
         "import looptune\n"
-        "from looptune.tune import Budget\n"
+        "from looptune.choose import Budget\n"
         "kernel = looptune.optimize('mk,kn->mn', m=24, k=16, n=32, strategy='random',\n"
         "    budget=Budget(measurements=3), database=None, isolate=True)\n"
         "print(kernel.report.tried, kernel.report.verified)\n"

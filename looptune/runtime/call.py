@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from looptune.ir import Plan, Tensor
 from looptune.runtime.memory import Code, install
 
 try:
-    native: Any = importlib.import_module("looptune.runtime._native")
+    extension: Any = importlib.import_module("looptune.runtime._native")
 except ImportError:  # built without a compiler
-    native = None
+    extension = None
 
 if TYPE_CHECKING:
     from looptune.runtime.kernel import Kernel
@@ -44,11 +44,11 @@ BUFFER_FORMAT = {
 
 def call_path() -> str:
     """How kernels are called: "native" through the C extension, or "ctypes"."""
-    return "ctypes" if native is None else "native"
+    return "ctypes" if extension is None else "native"
 
 
 @dataclass(frozen=True)
-class Step:
+class InstalledStage:
     """One installed Program: its code, the plan's tensors it takes, its parallel trips, and the
     bytes of scratch that each thread wants for itself."""
 
@@ -275,7 +275,7 @@ class Lease:
         ]
 
     def run(self, pointers: Sequence[int]) -> None:
-        """Run every step over the addresses of output and inputs."""
+        """Run every stage over the addresses of output and inputs."""
         whole = self.whole
         for number, pointer in enumerate(pointers):
             whole[number] = pointer
@@ -288,13 +288,34 @@ class Lease:
             function(table, self.base, self.begin, trips)
 
 
+class Entry(Protocol):
+    """What runs a kernel's installed code: the extension's object, or `CtypesEntry`.
+
+    A call computes if all arguments are plain arrays as expected, else it is `NotImplemented`;
+    `threads` are those of such a call.
+    """
+
+    threads: int
+
+    def __call__(self, *inputs: object, out: object) -> object:
+        """Compute, or `NotImplemented`."""
+
+    def run_pointers(self, pointers: Sequence[int], threads: int = 1) -> None:
+        """Run every stage over the addresses of output and inputs, unchecked."""
+
+    def seconds(self, sets: Sequence[tuple[int, ...]], calls: int, threads: int = 1) -> float:
+        """Seconds for `calls` calls in turn over the sets of pointers."""
+
+
 class CtypesEntry:
     """The extension's `Entry` without the extension: the same calls, in the caller's thread."""
 
     def __init__(
-        self, plan: Plan | Arguments | None, steps: Sequence[Step], layout: Layout
+        self, plan: Plan | Arguments | None, stages: Sequence[InstalledStage], layout: Layout
     ) -> None:
-        self.functions = [(FUNCTION(step.code.address), step.tensors, step.trips) for step in steps]
+        self.functions = [
+            (FUNCTION(each.code.address), each.tensors, each.trips) for each in stages
+        ]
         self.layout = layout
         self.threads = 1
         self.free: list[Lease] = []
@@ -327,7 +348,7 @@ class CtypesEntry:
         return out
 
     def run_pointers(self, pointers: Sequence[int], threads: int = 1) -> None:
-        """Run every step over the addresses of output and inputs; `threads` is not used."""
+        """Run every stage over the addresses of output and inputs; `threads` is not used."""
         try:
             lease = self.free.pop()  # atomic: another thread may take the last one first
         except IndexError:
@@ -344,13 +365,13 @@ class CtypesEntry:
 
 
 def make_entry(
-    plan: Plan | Arguments, steps: Sequence[Step], layout: Layout, use_native: bool
-) -> Any:
-    """The object that runs a kernel's code."""
-    if native is None or not use_native:
-        return CtypesEntry(plan, steps, layout)
-    stages = tuple(
-        (step.code.address, step.tensors, step.trips, step.private_bytes) for step in steps
+    plan: Plan | Arguments, stages: Sequence[InstalledStage], layout: Layout, native: bool
+) -> Entry:
+    """The object that runs a kernel's code, the extension's if `native`, where there is one."""
+    if extension is None or not native:
+        return CtypesEntry(plan, stages, layout)
+    installed = tuple(
+        (each.code.address, each.tensors, each.trips, each.private_bytes) for each in stages
     )
     tensors = tuple(
         (
@@ -362,7 +383,10 @@ def make_entry(
         for tensor, offset in zip(plan.tensors, layout.offsets[:-1], strict=True)
     )
     tensors = (*tensors, ("f", (), (), 0)) if layout.scratch_bytes else tensors
-    return native.Entry(stages, tensors, layout.scratch_bytes, plan.flops > 50_000, plan.spec)
+    entry: Entry = extension.Entry(
+        installed, tensors, layout.scratch_bytes, plan.flops > 50_000, plan.spec
+    )
+    return entry
 
 
 def seconds_of(
@@ -370,11 +394,11 @@ def seconds_of(
 ) -> float:
     """Seconds for `calls` calls of the kernel alone, checked once."""
     pointers = kernel.pointers(inputs, out)
-    return float(kernel.entry.seconds([pointers], calls, threads))
+    return kernel.entry_or_raise().seconds([pointers], calls, threads)
 
 
 def seconds_of_code(code: bytes, calls: int) -> float:
     """Seconds for `calls` calls of code that takes no operands."""
-    step = Step(install(code), (), 1)
-    entry = CtypesEntry(None, [step], Layout((), 0))
+    stage = InstalledStage(install(code), (), 1)
+    entry = CtypesEntry(None, [stage], Layout((), 0))
     return entry.seconds([()], calls)

@@ -20,14 +20,15 @@ from looptune.program import Program
 from looptune.runtime.call import (
     Arguments,
     CtypesEntry,
-    Step,
+    Entry,
+    InstalledStage,
     as_array,
     checked_pointers,
     empty_output,
+    extension,
     layout_of,
     like,
     make_entry,
-    native,
 )
 from looptune.runtime.memory import install
 from looptune.schedule import Action, Schedule, replay
@@ -36,6 +37,8 @@ from looptune.target import Target
 if TYPE_CHECKING:
     from looptune.explain import Explanation
     from looptune.measure import Samples
+    from looptune.prepack import Variant
+    from looptune.tune import Report
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Snapshot:
 
 
 # The extension's Caller goes through its Entry and comes to `checked` for what is unusual.
-Base: Any = object if native is None else native.Caller
+Base: Any = object if extension is None else extension.Caller
 
 
 class Kernel(Base):  # type: ignore[misc]
@@ -99,18 +102,19 @@ class Kernel(Base):  # type: ignore[misc]
         self.origin = origin
         self.programs = programs
         self.threads = threads
-        self.report: Any = None
-        self.variants: dict[int, object] = {}
-        self.entry: Any = None
+        self.report: Report | None = None
+        self.variants: dict[int, Variant] = {}
+        self.entry: Entry | None = None
         if runs(target):
             self.load(native)
 
     def load(self, native: bool) -> None:
         """Install the code and choose the call path."""
-        self.entry, self.steps = loaded(self.plan, self.stages, native)
-        self.entry.threads = self.threads
-        if not isinstance(self.entry, CtypesEntry):
-            self.bind(self.entry)
+        entry, self.installed = loaded(self.plan, self.stages, native)
+        entry.threads = self.threads
+        if not isinstance(entry, CtypesEntry):
+            self.bind(entry)
+        self.entry = entry
 
     def with_path(self, *, native: bool) -> Kernel:
         """The same kernel, called through the C extension or not."""
@@ -158,7 +162,7 @@ class Kernel(Base):  # type: ignore[misc]
 
         return take_snapshot(self, array, operand)
 
-    def entry_or_raise(self) -> Any:
+    def entry_or_raise(self) -> Entry:
         """What runs the code; raises `UnsupportedHostError` where nothing can."""
         if self.entry is None:
             raise UnsupportedHostError(
@@ -170,7 +174,7 @@ class Kernel(Base):  # type: ignore[misc]
         """Checked addresses of output and inputs."""
         return checked_pointers(self.plan, inputs, out)
 
-    if native is None:
+    if extension is None:
         __call__ = checked
 
     @property
@@ -237,11 +241,13 @@ class Kernel(Base):  # type: ignore[misc]
 
 def loaded(
     arguments: Plan | Arguments, stages: Sequence[Stage], native: bool
-) -> tuple[Any, list[Step]]:
+) -> tuple[Entry, list[InstalledStage]]:
     """What runs the stages over the arguments, and the installed code, to be kept as long."""
-    steps = [Step(install(s.code), s.tensors, s.trips, s.private_bytes) for s in stages]
+    installed = [
+        InstalledStage(install(s.code), s.tensors, s.trips, s.private_bytes) for s in stages
+    ]
     layout = layout_of(arguments, max((s.scratch_bytes for s in stages), default=0))
-    return make_entry(arguments, steps, layout, native), steps
+    return make_entry(arguments, installed, layout, native), installed
 
 
 def out_array(out: object) -> np.ndarray:
