@@ -26,7 +26,6 @@ from tqdm import tqdm
 from experiments.header import command_of, header
 from experiments.versus import exit_code, keep, resumed
 from looptune.build import build
-from looptune.database import actions_of
 from looptune.default import default_schedule
 from looptune.errors import LooptuneError
 from looptune.host import host_target
@@ -36,6 +35,7 @@ from looptune.models.advise import shipped
 from looptune.models.contenders import static_name, static_tile
 from looptune.schedule import Schedule, replay
 from looptune.search import STRATEGIES
+from looptune.serial import actions_from_json
 from looptune.target import Target
 from looptune.tuner import Spending, Tuner, search_nest
 from looptune.workloads.suites import load
@@ -94,7 +94,7 @@ def rated(
     """log(default / schedule) of every distinct winner and static schedule, and the best known's
     name: each by samples of its own."""
     schedules = {
-        name: replay(nest, actions_of(as_lists(run["actions"]))) for name, run in runs.items()
+        name: replay(nest, actions_from_json(run["actions"])) for name, run in runs.items()
     }
     schedules |= statics(nest, target)
     distinct = {schedule.identity: schedule for schedule in schedules.values()}
@@ -117,11 +117,6 @@ def rated(
     gain = {name: second.get(schedule.identity, 0.0) for name, schedule in schedules.items()}
     seen = {name: first.get(schedule.identity, 0.0) for name, schedule in schedules.items()}
     return {**gain, "default": 0.0}, max({"default": 0.0, **seen}.items(), key=itemgetter(1))[0]
-
-
-def as_lists(actions: Sequence[Any]) -> list[Any]:
-    """Actions as JSON holds them."""
-    return json.loads(json.dumps(actions))  # type: ignore[no-any-return]
 
 
 def summary(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:

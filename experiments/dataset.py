@@ -36,8 +36,8 @@ from looptune.models.advise import shipped, worth_of
 from looptune.oracle import Oracle
 from looptune.propose import WIDE, ModelValue, beam, by_model, proposals, random_construction
 from looptune.runtime.kernel import Kernel
+from looptune.serial import nest_to_json
 from looptune.target import TARGETS, Target
-from looptune.worker import nest_to_json
 from looptune.workloads.generate import draw
 
 SEED = 101

@@ -36,6 +36,7 @@ from looptune.ir import Nest
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Posterior
 from looptune.schedule import Action, Schedule, replay
+from looptune.serial import actions_from_json
 from looptune.target import Target
 
 SCHEMA = 1
@@ -44,8 +45,6 @@ MAGIC = b"SQLite format 3\0"
 FILE = "looptune.sqlite3"
 BUSY_SECONDS = 10.0
 LONGEST_LINE = 1 << 16
-MOST_ACTIONS = 256
-LARGEST_NUMBER = 1 << 31
 logger = logging.getLogger("looptune")
 
 TABLE = """
@@ -363,10 +362,14 @@ def set_aside(path: Path, reason: str) -> None:
 
 
 def record_of(row: dict[str, Any]) -> Record:
-    """A record from its columns."""
+    """A record from its columns; raises `DatabaseError` for actions that are none."""
     key = Key(row["nest"], row["target"], row["threads"], row["machine"], row["generator"])
+    try:
+        actions = actions_from_json(json.loads(row["actions"]))
+    except ValueError as reason:  # of JSON, or a SerialError
+        raise DatabaseError(f"a record: {reason}") from reason
     return Record(
-        key, row["identity"], actions_of(json.loads(row["actions"])),
+        key, row["identity"], actions,
         row["n"], row["mean"], row["variance"], row["created"],
     )  # fmt: skip
 
@@ -376,33 +379,6 @@ def row_of(record: Record) -> dict[str, Any]:
     values = {**asdict(record.key), **asdict(record)}
     values["actions"] = json.dumps(record.actions)
     return {name: values[name] for name in COLUMNS}
-
-
-def actions_of(value: object) -> tuple[Action, ...]:
-    """Actions from JSON, lists as tuples; raises `DatabaseError` for anything else."""
-    if not isinstance(value, list) or len(value) > MOST_ACTIONS:
-        raise DatabaseError(f"actions are {str(value)[:80]}; a list of at most {MOST_ACTIONS}")
-    found = []
-    for action in value:
-        match action:
-            case [str(name), list(arguments)]:
-                found.append((name, tuple(map(argument_of, arguments))))
-            case _:
-                raise DatabaseError(f"action {str(action)[:80]} is no [name, arguments]")
-    return tuple(found)
-
-
-def argument_of(value: object) -> object:
-    """An argument of an action: a number, a word, nothing, or a list of numbers."""
-    match value:
-        case bool() | float() | dict():
-            raise DatabaseError(f"{value!r} is no argument of an action")
-        case list():
-            return tuple(map(argument_of, value))
-        case int() if abs(value) > LARGEST_NUMBER:
-            raise DatabaseError(f"{value} is too large for an argument of an action")
-        case _:
-            return value
 
 
 def exported(database: Database) -> Iterator[str]:
@@ -422,7 +398,7 @@ def imported(lines: Iterable[str]) -> Iterator[Record]:
             continue
         try:
             yield parsed(line)
-        except (DatabaseError, ValueError, KeyError, TypeError) as reason:
+        except (DatabaseError, ValueError, KeyError, TypeError, RecursionError) as reason:
             raise DatabaseError(f"line {number}: {type(reason).__name__}: {reason}") from None
 
 
@@ -445,7 +421,6 @@ def parsed(line: str) -> Record:
             raise DatabaseError(f"{name} is {value!r}")
     if row["n"] < 1 or row["threads"] < 1 or row["variance"] < 0:
         raise DatabaseError("n, threads or variance is negative")
-    actions_of(row["actions"])
     return record_of({**row, "actions": json.dumps(row["actions"])})
 
 

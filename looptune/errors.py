@@ -11,6 +11,7 @@ LooptuneError
 ├── UnsupportedError   known, but not supported: dtype, operator, epilogue, strategy
 ├── UnsupportedHostError    this machine cannot run the kernel
 ├── ExecutableMemoryError   the operating system refused executable memory
+├── SerialError        JSON that is no nest, target or list of actions (also a ValueError)
 ├── DatabaseError      the database's file, or a line to import, is no use
 ├── MeasurementError   a time that cannot be, or a worker that died
 ├── CheckpointError    a policy's file that is no use
@@ -60,6 +61,10 @@ class UnsupportedHostError(LooptuneError):
 
 class ExecutableMemoryError(LooptuneError):
     """Executable memory was refused; names the policy that refused it."""
+
+
+class SerialError(LooptuneError, ValueError):
+    """JSON that was to be a nest, a target or a schedule's actions, and is not."""
 
 
 class DatabaseError(LooptuneError):

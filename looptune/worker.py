@@ -21,20 +21,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import IO, Any, TypeVar
 
-from looptune.database import actions_of
 from looptune.errors import LooptuneError, MeasurementError
-from looptune.ir import (
-    Activation,
-    Axis,
-    Combine,
-    Dim,
-    Nest,
-    Operand,
-    Scale,
-    Step,
-)
+from looptune.ir import Nest
 from looptune.measure import Posterior
 from looptune.schedule import Schedule, replay
+from looptune.serial import (
+    actions_from_json,
+    nest_from_json,
+    nest_to_json,
+    target_from_json,
+    target_to_json,
+)
 from looptune.target import Target
 from looptune.tuner import Spending, Tuner
 
@@ -43,50 +40,6 @@ LONGEST_FRAME = 1 << 20
 PATIENCE_SECONDS = 20.0  # for one candidate, generated, verified and timed
 PR_SET_PDEATHSIG = 1
 State = TypeVar("State")
-
-
-def nest_to_json(nest: Nest) -> dict[str, Any]:
-    """A nest as plain values."""
-    found = asdict(nest)
-    found["epilogue"] = [[type(step).__name__, asdict(step)] for step in nest.epilogue]
-    return found
-
-
-def nest_from_json(value: Mapping[str, Any]) -> Nest:
-    """The nest that `nest_to_json` wrote."""
-    return Nest(
-        tuple(Axis(**axis) for axis in value["axes"]),
-        operand_from_json(value["output"]),
-        tuple(map(operand_from_json, value["inputs"])),
-        value["reduction"],
-        value["accumulate"],
-        tuple(step_from_json(kind, fields) for kind, fields in value["epilogue"]),
-    )
-
-
-def operand_from_json(value: Mapping[str, Any]) -> Operand:
-    """An operand from its fields."""
-    dims = tuple(
-        Dim(dim["size"], dim["stride"], tuple(dim["coefficients"]), dim["offset"])
-        for dim in value["dims"]
-    )
-    return Operand(value["name"], value["dtype"], dims, value["fill"])
-
-
-def step_from_json(kind: str, fields: Mapping[str, Any]) -> Step:
-    """A step of an epilogue from its class's name and its fields."""
-    match kind:
-        case "Activation":
-            return Activation(fields["kind"])
-        case "Scale":
-            return Scale(fields["factor"])
-        case _:
-            return Combine(fields["kind"], operand_from_json(fields["operand"]))
-
-
-def target_from_json(value: Mapping[str, Any]) -> Target:
-    """A target from its fields."""
-    return Target(**{**value, "cache_bytes": tuple(value["cache_bytes"])})
 
 
 def main() -> int:
@@ -126,7 +79,7 @@ def answered(
         nest, target = nest_from_json(request["nest"]), target_from_json(request["target"])
         return Tuner(nest, target, request["threads"], spending, request["seed"]), {"ready": True}
     assert tuner is not None, "the problem comes before candidates"
-    schedule = replay(tuner.nest, actions_of(request["actions"]))
+    schedule = replay(tuner.nest, actions_from_json(request["actions"]))
     if tuner(schedule) is None:
         return tuner, {"error": tuner.trials[-1].reason}
     return tuner, asdict(tuner.posteriors[schedule.identity])
@@ -213,7 +166,7 @@ class Worker(Child):
         patience: float = PATIENCE_SECONDS, command: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         problem = {
-            "nest": nest_to_json(nest), "target": asdict(target),
+            "nest": nest_to_json(nest), "target": target_to_json(target),
             "threads": threads, "seed": seed,
         }  # fmt: skip
         command = command or (sys.executable, "-m", "looptune.worker")

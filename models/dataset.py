@@ -21,8 +21,8 @@ from looptune.construct import Construction
 from looptune.errors import LooptuneError, MeasurementError
 from looptune.ir import Nest
 from looptune.schedule import Schedule, replay
+from looptune.serial import actions_from_json, nest_from_json
 from looptune.target import Target, target_named
-from looptune.worker import nest_from_json
 
 SCHEMA = 1
 SHIPPED = "measured.jsonl.gz"
@@ -113,7 +113,7 @@ def problem_of(line: Mapping[str, Any], header: Mapping[str, Any]) -> MeasuredPr
     rows = tuple(
         MeasuredSchedule(
             tuple(row["decisions"]),
-            tuple((name, tuple(map(frozen, arguments))) for name, arguments in row["actions"]),
+            actions_from_json(row["actions"]),
             row["n"], row["mean"], row["sd"],
         )
         for row in line["rows"]
@@ -125,8 +125,3 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raise `MeasurementError` unless a value is a whole number of at least so much."""
     if type(value) is not int or value < least:
         raise MeasurementError(f"{name} is {value!r}; a whole number of at least {least} would do")
-
-
-def frozen(argument: object) -> object:
-    """An argument of a primitive as it was: lists stand for tuples."""
-    return tuple(argument) if isinstance(argument, list) else argument

@@ -20,7 +20,6 @@ import looptune
 from looptune import database as module
 from looptune.database import (
     FILE,
-    MOST_ACTIONS,
     Database,
     Key,
     Record,
@@ -35,6 +34,7 @@ from looptune.errors import DatabaseError
 from looptune.host import fingerprint
 from looptune.oracle import Oracle
 from looptune.schedule import parse_order
+from looptune.serial import MOST_ACTIONS
 from looptune.target import TARGETS
 from looptune.workloads import conv2d, fuse, matmul
 

@@ -12,7 +12,7 @@ import pytest
 from looptune.construct import decisions_of
 from looptune.errors import MeasurementError
 from looptune.models.dataset import load
-from looptune.worker import nest_to_json
+from looptune.serial import nest_to_json
 from looptune.workloads import matmul
 from looptune.workloads.held_out import is_held_out
 from looptune.workloads.suites import load as suite
