@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from looptune.ir import Nest, Operand, Plan
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import (
     Sampler,
+    Samples,
     geomean,
     interleave,
     kernel_sampler,
@@ -32,6 +35,7 @@ from looptune.oracle import Oracle
 from looptune.provenance import commit
 from looptune.roofline import bandwidth_at
 from looptune.runtime.call import call_path
+from looptune.runtime.kernel import Kernel
 from looptune.target import Target
 from looptune.tune import optimize
 from looptune.workloads.suites import PLANS, Workload, tupled
@@ -116,7 +120,7 @@ def axis_of(coefficients: tuple[int, ...]) -> int:
     return coefficients.index(1)
 
 
-def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
+def numpy_call(plan: Plan, arrays: Arrays) -> Call:
     """NumPy's best way for a contraction; it has none for convolutions and what follows one, and
     none that accumulates in a wider type."""
     refuse_unlike(plan, "NumPy", ("float32", "float64"))
@@ -127,7 +131,7 @@ def numpy_call(workload: Workload, plan: Plan, arrays: Arrays) -> Call:
             return lambda: np.dot(left, right)
         return lambda: np.matmul(left, right, out=result)
     if not plan.spec:
-        raise UnsupportedError(f"NumPy has no call for {workload.kind}")
+        raise UnsupportedError("NumPy has no call for what is no matmul and no einsum")
     inputs = [arrays[tensor.name] for tensor in plan.inputs]
     out = arrays[plan.output.name]
     path = np.einsum_path(plan.spec, *inputs, optimize="optimal")[0]
@@ -211,51 +215,83 @@ def torch_convolution(workload: Workload, inputs: Sequence[Any], moved: bool = F
 
 
 PEERS: dict[str, Callable[[Workload, Plan, Arrays], Call]] = {
-    "numpy": numpy_call,
+    "numpy": lambda workload, plan, arrays: numpy_call(plan, arrays),
     "torch": torch_call,
     "torch-channels-last": torch_channels_last,
 }
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Times of a kernel, from Python ("looptune") and alone ("kernel"), and of its peers, in one
+    interleaved run; `peak` are the operations a second of one core at most."""
+
+    kernel: Kernel
+    times: dict[str, Samples]
+    peak: float
+
+    @property
+    def rate(self) -> float:
+        """Operations a second of the kernel alone."""
+        return self.kernel.flops / self.times["kernel"].median
+
+    @property
+    def fraction_of_peak(self) -> float:
+        """Share of what its threads' cores can do."""
+        return self.rate / self.peak / self.kernel.threads
+
+    def ratio(self, peer: str) -> float | None:
+        """A peer's time over the kernel's, both from Python; None for a peer without a call."""
+        return ratio(self.times[peer], self.times["looptune"]) if peer in self.times else None
+
+
+def compared(
+    kernel: Kernel, peers: Mapping[str, Callable[[Arrays], Call]], peak: float,
+    *, rounds: int = 15, seconds: float = 0.5,
+) -> Comparison:  # fmt: skip
+    """Time a kernel beside peers on its arrays and threads; those that raise `UnsupportedError` are
+    left out."""
+    arrays = random_arrays(kernel.plan)
+    inputs = [arrays[tensor.name] for tensor in kernel.plan.inputs]
+    out = arrays[kernel.plan.output.name]
+    contenders: dict[str, Sampler] = {
+        "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
+        "kernel": kernel_sampler(kernel, arrays),
+    }
+    for name, call in peers.items():
+        with suppress(UnsupportedError):
+            contenders[name] = python_sampler(call(arrays))
+    with peer_threads(kernel.threads):
+        rest = until_idle if kernel.threads > 1 else None
+        times = interleave(contenders, rounds=rounds, seconds=seconds, rest=rest)
+    return Comparison(kernel, times, peak)
+
+
 def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: float) -> Row:
-    """Build, check and time one workload against the peers."""
+    """Build, check and time one workload against the peers; `peak` is of one core."""
     plan = workload.plan()
     start = time.perf_counter()
     kernel = optimize(plan, strategy="default", target=target, threads=config.threads, verify=False)
     tuned = time.perf_counter() - start
     report = kernel.report
     assert report is not None, "optimize always leaves one"
-    arrays = random_arrays(plan)
-    out = arrays[plan.output.name]
-    inputs = [arrays[tensor.name] for tensor in plan.inputs]
     error = ""
     try:
         Oracle(plan).verify(kernel)
     except VerificationError as wrong:
         error = str(wrong)
-    contenders: dict[str, Sampler] = {
-        "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
-        "kernel": kernel_sampler(kernel, arrays),
-    }
-    for name in config.against:
-        try:
-            contenders[name] = python_sampler(PEERS[name](workload, plan, arrays))
-        except UnsupportedError:
-            continue
-    with peer_threads(config.threads):
-        rest = until_idle if config.threads > 1 else None
-        found = interleave(contenders, rounds=config.rounds, seconds=config.seconds, rest=rest)
-    ours = found["looptune"]
+    calls = {name: partial(PEERS[name], workload, plan) for name in config.against}
+    found = compared(kernel, calls, peak, rounds=config.rounds, seconds=config.seconds)
+    ours = found.times["looptune"]
     peers = {
         name: {
-            "gflops": plan.flops / found[name].median / 1e9,
-            "ratio": ratio(found[name], ours),
-            "spread": found[name].spread,
+            "gflops": plan.flops / found.times[name].median / 1e9,
+            "ratio": versus,
+            "spread": found.times[name].spread,
         }
         for name in config.against
-        if name in found
+        if (versus := found.ratio(name)) is not None
     }
-    kernel_flops = plan.flops / found["kernel"].median
     bandwidth = bandwidth_at(target, plan.min_bytes, config.threads)
     return Row(
         id=workload.id,
@@ -263,9 +299,9 @@ def bench_row(workload: Workload, config: BenchConfig, target: Target, peak: flo
         dtype=plan.dtype,
         order="; ".join(schedule.order for schedule in kernel.schedules),
         gflops=plan.flops / ours.median / 1e9,
-        kernel_gflops=kernel_flops / 1e9,
-        fraction_of_peak=kernel_flops / peak,
-        fraction_of_bandwidth=plan.min_bytes / found["kernel"].median / bandwidth,
+        kernel_gflops=found.rate / 1e9,
+        fraction_of_peak=found.fraction_of_peak,
+        fraction_of_bandwidth=plan.min_bytes / found.times["kernel"].median / bandwidth,
         spread=ours.spread,
         codegen_s=report.codegen_seconds,
         tune_s=tuned,
@@ -286,7 +322,7 @@ def bench(
     for workload in bar:
         try:
             peak = peaks.get(workload.dtype, peaks["float32"])
-            rows.append(bench_row(workload, config, target, peak * config.threads))
+            rows.append(bench_row(workload, config, target, peak))
         except UnsupportedError as reason:
             skipped.append({"id": workload.id, "reason": str(reason)})
     return result_json(rows, skipped, config, target, peaks)

@@ -17,13 +17,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import looptune
-from looptune.bench import PEERS, BenchConfig, bench, numpy_call, render
+from looptune.bench import PEERS, BenchConfig, bench, compared, numpy_call, render
 from looptune.choose import Budget
 from looptune.dbcli import JOBS as DATABASE_JOBS
 from looptune.dbcli import add_jobs, database_of
@@ -32,16 +33,7 @@ from looptune.dtypes import ARGUMENTS
 from looptune.errors import ArgumentError, LooptuneError, SpecError, UnsupportedError
 from looptune.host import fingerprint, host_isas, host_target, thread_count
 from looptune.ir import Plan
-from looptune.measure import (
-    interleave,
-    kernel_sampler,
-    peak_flops,
-    peer_threads,
-    python_sampler,
-    random_arrays,
-    ratio,
-    until_idle,
-)
+from looptune.measure import peak_flops
 from looptune.options import (
     count,
     database_option,
@@ -64,7 +56,7 @@ from looptune.tune import Report, optimize, resolve_database
 from looptune.tune import compile as compile_plan
 from looptune.tuner import Interrupted
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
-from looptune.workloads.suites import Workload, load
+from looptune.workloads.suites import load
 
 if TYPE_CHECKING:
     Jobs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -266,9 +258,9 @@ def run_optimize(args: argparse.Namespace) -> int:
     """Make, verify and time one kernel."""
     plan = workload_plan(args)
     kernel = tuned(plan, args)
-    workload = Workload(id="cli", suite="cli", kind=args.kind, dtype=plan.dtype, flops=plan.flops,
-                        min_bytes=plan.min_bytes, core=False, record={})  # fmt: skip
-    found = compare_with_numpy(workload, kernel)
+    peak = peak_flops(kernel.target, plan.dtype)
+    found = compared(kernel, {"numpy": partial(numpy_call, plan)}, peak)
+    against_numpy = found.ratio("numpy")
     report = kernel.report
     assert report is not None, "optimize always leaves one"
     result: dict[str, object] = {
@@ -286,13 +278,16 @@ def run_optimize(args: argparse.Namespace) -> int:
         "gain": [None if c.posterior is None else c.posterior.mean for c in report.choices],
         "actions": [schedule.actions for schedule in kernel.schedules],
         "loop_tree": kernel.loop_tree,
-        **found,
+        "gflops": found.rate / 1e9,
+        "fraction_of_peak": found.fraction_of_peak,
+        "vs_numpy": against_numpy,
+        "spread": found.times["kernel"].spread,
     }
-    versus = f"{found['vs_numpy']:.2f}x NumPy" if found["vs_numpy"] else "NumPy has no such call"
+    versus = f"{against_numpy:.2f}x NumPy" if against_numpy else "NumPy has no such call"
     text = (
         f"{kernel.loop_tree}\n\n"
         f"verified: {'yes' if report.verified else 'no'}   "
-        f"{found['gflops']:.1f} GFLOPS ({found['fraction_of_peak']:.0%} of the peak of "
+        f"{found.rate / 1e9:.1f} GFLOPS ({found.fraction_of_peak:.0%} of the peak of "
         f"{kernel.threads} core{'s' * (kernel.threads > 1)})   "
         f"{versus}\n{searched(report)}"
         f"{kernel.target.name}, {len(kernel.code_bytes)} bytes of code made in "
@@ -341,31 +336,6 @@ def tuned(plan: Plan, args: argparse.Namespace) -> Kernel:
             for nest in plan.nests
         ]
         return compile_plan(plan, schedules, target=target)
-
-
-def compare_with_numpy(workload: Workload, kernel: Kernel) -> dict[str, float | None]:
-    """GFLOPS of the kernel, and its ratio to NumPy from Python, in one interleaved run."""
-    plan = kernel.plan
-    arrays = random_arrays(plan)
-    inputs = [arrays[tensor.name] for tensor in plan.inputs]
-    out = arrays[plan.output.name]
-    contenders = {
-        "looptune": python_sampler(lambda: kernel(*inputs, out=out)),
-        "kernel": kernel_sampler(kernel, arrays),
-    }
-    try:
-        contenders["numpy"] = python_sampler(numpy_call(workload, plan, arrays))
-    except UnsupportedError:
-        pass
-    with peer_threads(kernel.threads):
-        samples = interleave(contenders, rest=until_idle if kernel.threads > 1 else None)
-    rate = plan.flops / samples["kernel"].median
-    return {
-        "gflops": rate / 1e9,
-        "fraction_of_peak": rate / peak_flops(kernel.target, plan.dtype) / kernel.threads,
-        "vs_numpy": ratio(samples["numpy"], samples["looptune"]) if "numpy" in samples else None,
-        "spread": samples["kernel"].spread,
-    }
 
 
 def run_show(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from looptune import bench, cli, measure, roofline
 from looptune.database import Database, Record, key_of
-from looptune.errors import VerificationError
+from looptune.errors import UnsupportedError, VerificationError
 from looptune.host import host_isas, host_target
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Samples, interleave, python_sampler, ratio
@@ -17,8 +17,9 @@ from looptune.oracle import Oracle
 from looptune.provenance import commit
 from looptune.roofline import kept
 from looptune.runtime.call import call_path
-from looptune.schedule import parse_order
+from looptune.schedule import Schedule, parse_order
 from looptune.target import TARGETS
+from looptune.tune import compile
 from looptune.workloads import conv2d, matmul
 from looptune.workloads.suites import load
 
@@ -33,7 +34,7 @@ def quick(monkeypatch):
     def short(contenders, *, rounds=2, seconds=0.0, rest=None):
         return real(contenders, rounds=2, seconds=0.002)
 
-    for module in (measure, bench, cli, roofline):
+    for module in (measure, bench, roofline):
         monkeypatch.setattr(module, "interleave", short)
 
 
@@ -229,6 +230,21 @@ def test_bench_prints_a_table_and_fails_on_a_wrong_result(capsys, suite, monkeyp
     code, out, _ = run(capsys, "bench", "--suite", str(suite))
     assert code == 1
     assert "WRONG: element [0] is wrong" in out
+
+
+def test_a_peer_without_a_call_is_left_out():
+    def never(arrays):
+        raise UnsupportedError("no such call")
+
+    def copied(arrays):
+        return lambda: arrays["out"].copy()
+
+    kernel = compile(matmul(8, 20, 4), Schedule(matmul(8, 20, 4).nests[0]))
+    found = bench.compared(kernel, {"never": never, "copied": copied}, peak=1e9)
+    assert list(found.times) == ["looptune", "kernel", "copied"]
+    assert found.ratio("never") is None
+    assert found.ratio("copied") > 0
+    assert found.fraction_of_peak == found.rate / 1e9
 
 
 def test_bench_against_torch(capsys, suite):
