@@ -81,15 +81,6 @@ class Spending:
 
 
 @dataclass
-class Times:
-    """Seconds that went into generating, verifying and timing candidates."""
-
-    compile: float = 0.0
-    verify: float = 0.0
-    measure: float = 0.0
-
-
-@dataclass
 class Tuner:
     """The measured value of a nest's schedules; `progress` hears of every trial.
 
@@ -104,7 +95,6 @@ class Tuner:
     progress: Callable[[Trial], None] | None = None
     remote: Callable[[Schedule], Posterior] | None = None
     trials: list[Trial] = field(default_factory=list)
-    times: Times = field(default_factory=Times)
     posteriors: dict[str, Posterior] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)  # of kernels that are kept
 
@@ -149,11 +139,7 @@ class Tuner:
             if kernel is not self.anchor:
                 self.keep(schedule, kernel, posterior.mean)
             return posterior
-        start = self.spending.clock()
-        try:
-            return self.remote(schedule)
-        finally:
-            self.times.measure += self.spending.clock() - start
+        return self.remote(schedule)
 
     def note(self, trial: Trial) -> None:
         """Keep a trial, and tell of it."""
@@ -165,14 +151,10 @@ class Tuner:
         """A verified kernel, the anchor for what has the anchor's code; raises what is wrong."""
         if schedule.identity in self.kernels:
             return self.kernels[schedule.identity]
-        start = self.spending.clock()
         kernel = build(self.plan, [schedule], self.target, threads=self.threads)
-        built = self.spending.clock()
-        self.times.compile += built - start
         if kernel.stages == self.anchor.stages:
             return self.anchor
         self.oracle.verify(kernel)
-        self.times.verify += self.spending.clock() - built
         return kernel
 
     def keep(self, schedule: Schedule, kernel: Kernel, value: float) -> None:
@@ -187,13 +169,11 @@ class Tuner:
         """The kernel beside the anchor; raises `MeasurementError` for a time that cannot be."""
         if kernel is self.anchor:
             return Posterior(1, 0.0, 0.0)
-        start = self.spending.clock()
         samplers = {
             "anchor": rotating_sampler(self.anchor, self.sets),
             "candidate": rotating_sampler(kernel, self.sets),
         }
         found = interleave(samplers, rounds=TRIAL_ROUNDS, seconds=TRIAL_SECONDS)
-        self.times.measure += self.spending.clock() - start
         best = min(found["candidate"].seconds)
         if best < self.floor() and best < self.floor(again=True):
             raise MeasurementError(
@@ -219,7 +199,6 @@ class Tuner:
             return self.anchor_schedule, None
         samplers = {"anchor": rotating_sampler(self.anchor, self.sets), **samplers}
         share = min(max(self.spending.left, 0.04), 1.0) / 2
-        start = self.spending.clock()
         found = compare_samplers(samplers, seconds=share)
         lead = max(posterior.mean - posterior.half_width for posterior in found.values())
         level = [name for name, each in found.items() if each.mean + each.half_width >= lead]
@@ -227,7 +206,6 @@ class Tuner:
         chosen = min(level, key=lambda name: simplicity(schedules[name]))
         alone = {name: samplers[name] for name in ("anchor", chosen)}
         posterior = compare_samplers(alone, seconds=share)[chosen]
-        self.times.measure += self.spending.clock() - start
         if posterior.verdict != "faster":
             return self.anchor_schedule, None
         return schedules[chosen], posterior
