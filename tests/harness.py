@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
+import pytest
 from iced_x86 import Register
 
 from looptune.backends import backend_for
 from looptune.backends.x86_encode import Immediate, encode
 from looptune.dtypes import is_whole, numpy_dtype, poison
+from looptune.host import host_isas
 from looptune.interpret import Chunks, interpret, whole
 from looptune.ir import Nest, Plan, Tensor, plan_of
 from looptune.legalize import legalize
@@ -30,6 +32,7 @@ from looptune.runtime.memory import Code, install
 from looptune.schedule import Schedule
 from looptune.target import Target
 
+needs_host = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
 PAGE = mmap.PAGESIZE
 GAP = 0xA5
 NAN_BYTE = 0xFF  # 0xFF.. is a NaN in float32 and float64

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_property import needs_host
+from builders import policy
+from harness import needs_host
 
 import looptune
-from looptune.construct import TABLE, Construction
+from looptune.construct import Construction
 from looptune.default import default_schedule
 from looptune.errors import ArgumentTypeError, CheckpointError
 from looptune.host import host_target
 from looptune.models.advise import SECONDS, advise, outside, policy_of, shipped, taken
-from looptune.models.architecture import Architecture
 from looptune.models.checkpoint import load, save
 from looptune.models.gain import GainModel
-from looptune.models.gain import shapes as gain_shapes
 from looptune.models.inference import Policy
 from looptune.target import target_named
 from looptune.workloads import einsum, matmul
@@ -28,21 +27,6 @@ from looptune.workloads import einsum, matmul
 AVX2 = target_named("avx2")
 PLAN = matmul(96, 80, 112)
 (NEST,) = PLAN.nests
-
-
-def policy(gain: float | None = None, seed: int = 0) -> Policy:
-    """A random network; beside it a gain model that expects the same of everything."""
-    rng = np.random.default_rng(seed)
-    architecture = Architecture(TABLE, 8, 1)
-    arrays = {
-        name: rng.normal(0, 0.3, shape).astype(np.float32)
-        for name, shape in architecture.parameters.items()
-    }
-    if gain is None:
-        return Policy(architecture, arrays)
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in gain_shapes().items()}
-    zeros |= {"scale": zeros["scale"] + 1, "b3": zeros["b3"] + np.float32(gain)}
-    return Policy(architecture, arrays, gain=GainModel(zeros))
 
 
 def test_advice_is_distinct_and_not_the_default() -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from harness import needs_host
 
 import looptune
 from looptune import api
@@ -20,10 +21,9 @@ from looptune.errors import (
     UnsupportedError,
     UnsupportedHostError,
 )
-from looptune.host import host_isas
 from looptune.schedule import Schedule
 
-pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+pytestmark = needs_host
 
 
 def randoms(*shapes: tuple[int, ...], dtype: str = "float32") -> list[np.ndarray]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_lower import nest_of
+from builders import nest_of
+from harness import needs_host
 
 import looptune
 from looptune.errors import ArgumentError, ScheduleError
@@ -83,9 +84,6 @@ def test_the_named_tests_exist(case):
         assert test in names_in(name)
 
 
-runs_here = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
-
-
 def test_parallel_reductions_are_refused_split_or_not():
     nest = nest_of("mk,kn->mn", m=2, k=4, n=2)
     with pytest.raises(ScheduleError, match=r"loop 1 \(k\) is a reduction; loops \[0, 2\]"):
@@ -94,7 +92,7 @@ def test_parallel_reductions_are_refused_split_or_not():
         parallel(split(Schedule(nest), 1, 2), 1)
 
 
-@runs_here
+@needs_host
 @pytest.mark.parametrize("order", ["i:4 k:4 j:6 i j k", "j:6 i j:3 k j", "k:5 j:8 i:3 k j:2 i j"])
 def test_spatial_loops_between_pieces_of_a_reduction(order):
     nest = nest_of("ijk->ik", i=24, j=24, k=24)
@@ -124,7 +122,7 @@ def test_factors_never_exceed_the_extent(extent):
         assert (covered[0] - 1) * factor < extent <= covered[0] * factor
 
 
-@runs_here
+@needs_host
 @pytest.mark.parametrize("target", sorted(host_isas()))
 @pytest.mark.parametrize("n", [1, 3, 7, 8, 9, 13, 15, 17, 31])
 def test_lanes_past_the_end_never_flow_in(n, target):
@@ -141,7 +139,7 @@ def test_lanes_past_the_end_never_flow_in(n, target):
         assert np.isnan(kernel(x))
 
 
-@runs_here
+@needs_host
 @pytest.mark.parametrize("m", [1, 100, 1023])
 def test_kernels_refuse_other_sizes_than_theirs(m):
     kernel = looptune.optimize("mk,kn->mn", m=1024, n=8, k=8)
@@ -149,7 +147,7 @@ def test_kernels_refuse_other_sizes_than_theirs(m):
         kernel(np.ones((m, 8), np.float32), np.ones((8, 8), np.float32))
 
 
-@runs_here
+@needs_host
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
 @pytest.mark.parametrize("order", ["m:8 n:8 k m n", "k:5 m:8 n:8 k m n", "k:5 m n k", "m n k"])
 def test_overwriting_never_reads_the_old_output(garbage, order):
@@ -160,7 +158,7 @@ def test_overwriting_never_reads_the_old_output(garbage, order):
     np.testing.assert_allclose(kernel(a, b, out=out), a @ b, rtol=1e-5)
 
 
-@runs_here
+@needs_host
 @pytest.mark.parametrize("threads", [1, 2, 64])
 def test_fewer_threads_than_asked_compute_everything(threads):
     nest = nest_of("bmk,bkn->bmn", b=16, m=32, k=33, n=64)

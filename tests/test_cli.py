@@ -6,11 +6,12 @@ import json
 import math
 
 import pytest
+from harness import needs_host
 
 from looptune import bench, cli, measure, roofline
 from looptune.database import Database, Record, key_of
 from looptune.errors import UnsupportedError, VerificationError
-from looptune.host import host_isas, host_target
+from looptune.host import host_target
 from looptune.lower import GENERATOR_VERSION
 from looptune.measure import Samples, interleave, python_sampler, ratio
 from looptune.oracle import Oracle
@@ -23,7 +24,7 @@ from looptune.tune import compile
 from looptune.workloads import conv2d, matmul
 from looptune.workloads.suites import load
 
-pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+pytestmark = needs_host
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from harness import needs_host
 from random_nests import random_nest
 
 from looptune.construct import (
@@ -91,7 +92,7 @@ def test_every_state_has_a_schedule_that_replays(seed: int) -> None:
             assert state.steps == states.index(state)
 
 
-@pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+@needs_host
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_constructed_computes_the_right_thing(seed: int) -> None:
     rng = random.Random(seed)

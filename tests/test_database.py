@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import RECORD, TUNED
 
 import looptune
 from looptune import database as module
@@ -22,7 +23,6 @@ from looptune.database import (
     FILE,
     Database,
     Key,
-    Record,
     cache_directory,
     default_database,
     exported,
@@ -33,16 +33,12 @@ from looptune.database import (
 from looptune.errors import DatabaseError
 from looptune.host import fingerprint
 from looptune.oracle import Oracle
-from looptune.schedule import parse_order
 from looptune.serial import MOST_ACTIONS
 from looptune.target import TARGETS
 from looptune.workloads import conv2d, fuse, matmul
 
 AVX2 = TARGETS["avx2"]
-NEST = matmul(48, 64, 32).nests[0]
-SCHEDULE = parse_order(NEST, "m:6 n:16 k m n", "n")
-KEY = key_of(NEST, AVX2, 1)
-RECORD = Record(KEY, SCHEDULE.identity, SCHEDULE.actions, 15, 0.1, 0.0004, 1.0)
+SCHEDULE, NEST, KEY = TUNED, TUNED.nest, RECORD.key
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_database import RECORD
-from test_property import needs_host
+from builders import RECORD
+from harness import needs_host
 
 import looptune
 from looptune import cli

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders import conv, nest_of
 from random_nests import random_nest
-from test_lower import conv, nest_of
 
 from looptune.default import cheapest, default_schedule, priced_options, tiles
 from looptune.ir import Axis, Dim, Nest, Operand

@@ -9,8 +9,8 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from harness import compiled, guarded, interpreted, native, programs_of, run_poisoned
-from test_lower import nest_of
+from builders import nest_of
+from harness import compiled, guarded, interpreted, native, needs_host, programs_of, run_poisoned
 
 import looptune
 from looptune.dtypes import DType, is_narrow, is_whole, numpy_dtype, poison
@@ -385,7 +385,7 @@ def test_random_arrays_hold_all_of_int8() -> None:
     assert ctypes.sizeof(ctypes.c_int32) == arrays["out"].itemsize
 
 
-@pytest.mark.skipif(not runs(TARGETS["avx2"]), reason="asks the host")
+@needs_host
 def test_the_host_says_whether_it_has_dot_products() -> None:
     target = host_target("avx2")
     assert runs(target)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import needs_host
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -28,7 +29,6 @@ from looptune.errors import (  # noqa: E402
     ScheduleError,
 )
 from looptune.graph import LOOPS, shapes  # noqa: E402
-from looptune.host import host_isas  # noqa: E402
 from looptune.schedule import Schedule, replay  # noqa: E402
 from looptune.search import SPLITS  # noqa: E402
 from looptune.target import Target, target_named  # noqa: E402
@@ -554,7 +554,7 @@ def test_problems_by_default_are_the_matmuls_of_the_paper() -> None:
     assert all(axis.extent in range(64, 257, 16) for axis in problem.nest.axes)
 
 
-@pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
+@needs_host
 def test_rates_can_be_measured() -> None:
     rate = looptune_v0.MeasuredRate()
     found = rate(MATMUL, Schedule(MATMUL.nest))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import mpmath as mp
 import numpy as np
 import pytest
+from builders import nest_of
 from harness import compiled, interpreted, programs_of, run_poisoned
-from test_lower import nest_of
 
 import looptune
 from looptune.default import default_schedule

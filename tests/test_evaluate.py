@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_advise import policy
-from test_property import needs_host
+from builders import policy
+from harness import needs_host
 
 from looptune import cli
 from looptune.construct import Construction

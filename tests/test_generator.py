@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_lower import EXAMPLES, conv, nest_of
+from builders import EXAMPLES, conv, nest_of
 
 from looptune.build import generate
 from looptune.lower import GENERATOR_VERSION

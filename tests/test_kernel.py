@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_lower import nest_of
+from builders import nest_of
+from harness import needs_host
 
 from looptune.build import build
 from looptune.default import default_schedule
@@ -25,7 +26,7 @@ from looptune.errors import (
     ScheduleError,
     UnsupportedHostError,
 )
-from looptune.host import host_isas, host_target
+from looptune.host import host_target
 from looptune.ir import Dim, Nest, Operand, Plan, Tensor, plan_of
 from looptune.lower import lower
 from looptune.reference import reference
@@ -35,7 +36,7 @@ from looptune.schedule import Schedule, pack, parallel, parse_order
 from looptune.target import TARGETS
 from looptune.workloads import conv2d
 
-pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+pytestmark = needs_host
 PATHS = ["ctypes"] if call.extension is None else ["ctypes", "native"]
 
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_lower import nest_of
+from builders import nest_of
+from harness import needs_host
 
 from looptune.build import generate
-from looptune.host import host_isas, host_target
+from looptune.host import host_target
 from looptune.ir import Plan, plan_of
 from looptune.runtime.call import InstalledStage, layout_of, make_entry
 from looptune.runtime.memory import Code, install
@@ -26,7 +27,7 @@ from looptune.schedule import Schedule, parallel, parse_order
 native: Any = pytest.importorskip(
     "looptune.runtime._native", reason="the C extension was not built", exc_type=ImportError
 )
-pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+pytestmark = needs_host
 
 # Tiny stages; rdi = operand pointers, rsi = scratch, rdx and rcx = begin and end.
 COUNT_TRIPS = bytes.fromhex(

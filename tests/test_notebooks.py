@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from looptune.host import host_isas
+from harness import needs_host
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -28,7 +27,7 @@ def run(name: str) -> None:
     ).execute()
 
 
-@pytest.mark.skipif(not host_isas(), reason="kernels do not run on this machine")
+@needs_host
 @pytest.mark.filterwarnings("ignore")  # of the notebook's machinery
 @pytest.mark.parametrize("name", QUICK)
 def test_runs(name: str) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from harness import Call, compiled, interpreted, native, programs_of, run_poisoned
+from harness import Call, compiled, interpreted, native, needs_host, programs_of, run_poisoned
 from random_nests import random_case, random_chunks
-from test_property import needs_host
 
 import looptune
 from looptune.default import default_schedule

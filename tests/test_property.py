@@ -9,19 +9,27 @@ import harness
 import numpy as np
 import property_run
 import pytest
-from harness import GAP, Call, compiled, interpreted, pages, place, programs_of, run_poisoned
+from builders import nest_of
+from harness import (
+    GAP,
+    Call,
+    compiled,
+    interpreted,
+    needs_host,
+    pages,
+    place,
+    programs_of,
+    run_poisoned,
+)
 from property_run import campaign, check_case, main
 from random_nests import random_case, random_chunks, random_nest
-from test_lower import nest_of
 
-from looptune.host import runs
 from looptune.ir import Tensor
 from looptune.schedule import Schedule, parse_order, replay
 from looptune.target import TARGETS, Target
 
 AVX2 = TARGETS["avx2"]
 MATMUL = nest_of("mk,kn->mn", m=3, k=4, n=5)
-needs_host = pytest.mark.skipif(not runs(AVX2), reason="runs machine code for AVX2")
 
 
 def test_random_schedules_keep_the_result() -> None:

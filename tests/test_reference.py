@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_lower import conv, nest_of
+from builders import conv, nest_of
 
 from looptune import reference as oracle
 from looptune import workloads

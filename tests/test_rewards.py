@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import needs_host
 
 pytest.importorskip("gymnasium")
 
@@ -17,7 +18,6 @@ from looptune.envs.construct import ConstructEnv
 from looptune.envs.problem import Problem
 from looptune.envs.rewards import BATCH, Bench, Measured, clipped, modelled, read
 from looptune.errors import LoweringError, MeasurementError
-from looptune.host import host_isas
 from looptune.measure import Posterior
 from looptune.schedule import Schedule, split, swap
 from looptune.target import target_named
@@ -270,7 +270,7 @@ def test_environments_write_what_was_measured_when_they_close(tmp_path: Path) ->
     assert len(read(gain.path, gain.machine)) == 1
 
 
-@pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
+@needs_host
 def test_the_default_measures_as_itself() -> None:
     gain = Measured()
     assert gain(PROBLEM, DEFAULT) == 0.0

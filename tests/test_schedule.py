@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import ceil
 
 import pytest
-from test_lower import conv, nest_of
+from builders import conv, nest_of
 
 from looptune.backends import backend_for
 from looptune.errors import ScheduleError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from builders import nest_of
 from random_nests import random_nest
-from test_lower import nest_of
 
 from looptune.cost import COST_VERSION, predict, ranked
 from looptune.default import candidates, default_schedule

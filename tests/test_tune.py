@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_lower import nest_of
+from builders import nest_of
+from harness import needs_host
 
 import looptune
 from looptune import workloads
@@ -17,11 +18,10 @@ from looptune.errors import (
     UnsupportedHostError,
     VerificationError,
 )
-from looptune.host import host_isas
 from looptune.oracle import Oracle
 from looptune.schedule import Schedule, parse_order
 
-pytestmark = pytest.mark.skipif(not host_isas(), reason="this machine runs no supported kernels")
+pytestmark = needs_host
 SPEC = "mk,kn->mn"
 
 

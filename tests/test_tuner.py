@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_property import needs_host
+from harness import needs_host
 
 import looptune
 from looptune import choose as choosing

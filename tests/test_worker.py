@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_property import needs_host
+from harness import needs_host
 
 import looptune
 from looptune.choose import Budget
