@@ -12,7 +12,6 @@ output holds is not run again, on the same machine and by the same versions.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence

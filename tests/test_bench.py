@@ -23,7 +23,7 @@ def of_kind(kind: str) -> Workload:
 @pytest.mark.parametrize(
     ("peer", "workload", "plan", "said"),
     [
-        ("numpy", of_kind("conv2d"), None, "NumPy has no call for conv2d"),
+        ("numpy", of_kind("conv2d"), None, "NumPy has no call for what is no matmul"),
         ("numpy", PRODUCT, fuse(MATMUL, "relu"), "NumPy has no one call .* or for an epilogue"),
         ("numpy", PRODUCT, matmul(8, 8, 8, dtype="float16"), "NumPy has no one call for float16"),
         ("torch", of_kind("capsule_conv2d"), None, "torch has no call for capsule_conv2d"),

@@ -562,7 +562,7 @@ def test_rates_can_be_measured() -> None:
     assert rate(MATMUL, Schedule(MATMUL.nest)) == found
 
 
-@pytest.mark.skipif("avx2" not in host_isas(), reason="kernels are run")
+@needs_host
 def test_rates_are_of_the_peak_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
