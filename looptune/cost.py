@@ -21,6 +21,7 @@ from itertools import compress, product
 from looptune.errors import LoweringError
 from looptune.ir import Operand
 from looptune.lower.form import STEP_SIZE, Form, form_of, step_kind
+from looptune.lower.packs import is_shared
 from looptune.schedule import Schedule
 from looptune.target import Target
 
@@ -76,13 +77,11 @@ def cost_of(form: Form, threads: int = 1) -> Cost:
     pieces = pieces_at_scope(form)
     compute, overhead = tiles_cost(form, pieces)
     traffic = traffic_cost(form)
-    copies = copies_cost(form)
     overhead += loops_cost(form)
-    if form.parallel is None or threads < 2:
-        return Cost(compute, traffic, copies, overhead)
-    loop = form.loops[form.parallel]
-    trips = math.ceil(form.nest.axes[loop.axis].extent / loop.step)
-    share = math.ceil(trips / threads) / trips
+    if form.trips == 1 or threads < 2:
+        return Cost(compute, traffic, copies_cost(form, 1.0), overhead)
+    share = math.ceil(form.trips / threads) / form.trips
+    copies = copies_cost(form, share)
     return Cost(compute * share, traffic * share, copies, overhead * share + WAKE)
 
 
@@ -285,14 +284,17 @@ def nearest_first(moves: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((abs(stride), axis) for axis, stride in enumerate(moves) if stride))
 
 
-def copies_cost(form: Form) -> float:
-    """Cycles of all packs."""
+def copies_cost(form: Form, share: float) -> float:
+    """Cycles of all packs, one thread's `share` of those that threads share."""
     total = 0.0
     for number, buffer in form.packed.root.items():
         times = COPIED_OUT if number == 0 else 1.0
+        times *= share if is_shared(buffer) else 1.0
         total += times * copy_cycles(form, form.packed.nest.operands[number], buffer.source)
     for pack in form.packed.inner:
         times = COPIED_OUT if pack.number == 0 else 1.0
+        if form.parallel is not None and pack.depth > form.parallel:
+            times *= share
         for position, loop in enumerate(form.loops[: pack.depth]):
             times *= -(-form.ranges[position][loop.axis][0] // loop.step)
         total += times * copy_cycles(form, pack.operand, pack.source)

@@ -28,9 +28,10 @@ from looptune.target import Target
 
 # What one core does in some 10 microseconds, out of its second-level cache.
 SHARED_FLOPS, SHARED_BYTES = 1_000_000, 1_000_000
-# Cores that write to one line of 64 bytes wait for each other, some 200 nanoseconds a visit. They
-# rarely meet where the outputs of a chunk lie on so many bytes in a row.
-UNCONTENDED_BYTES = 256
+# Cores that write to one line of 64 bytes wait for each other, some 200 nanoseconds a visit, and a
+# prefetcher asks for lines beyond its own core's. They rarely meet where the outputs of a chunk lie
+# on so many bytes in a row: halves of 512 took 2.4 to 4 times as long as whole rows.
+UNCONTENDED_BYTES = 1024
 CONTENDED_VISITS = 25  # take half of those 10 microseconds: two threads do not gain more
 CHUNKS_EACH = 4  # of a thread (`run_shared` of the native pool)
 TILES_EACH = 4  # of an option, where many candidates are wanted

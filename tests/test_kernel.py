@@ -359,6 +359,29 @@ def test_packs_inside_the_parallel_loop_have_scratch_of_their_own(threads):
         np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((1, 40, 40, 64), (64, 1, 3, 3), {"layout": "NHWC", "groups": 64, "padding": 1}),
+        ((1, 40, 40, 64), (32, 64, 3, 3), {"layout": "NHWC", "padding": ((2, 0), (0, 3))}),
+        ((2, 64, 29, 31), (48, 64, 3, 3), {"padding": 1}),
+    ],
+)
+def test_threads_share_a_large_pack(threads, x, w, options):
+    (nest,) = conv2d(x, w, **options).nests
+    schedule = pack(Schedule(nest), 1, at="root")
+    at = next(i for i, loop in enumerate(schedule.loops) if nest.axes[loop.axis].name == "h")
+    kernel = build(nest, [parallel(schedule, at)], host_target(), threads=threads)
+    image, weights = randoms(x, w)
+    wanted = reference(kernel.plan, {"x": image, "w": weights})
+    out = np.empty(kernel.plan.output.shape, np.float32)
+    for _ in range(20):
+        out[...] = np.nan
+        kernel(image, weights, out=out)
+        np.testing.assert_allclose(out, wanted, rtol=1e-3, atol=1e-3)
+
+
 def test_a_write_cache_outside_the_parallel_loop_is_refused():
     nest = nest_of("mk,kn->mn", m=64, k=8, n=64)
     schedule = parse_order(nest, "n:16 m:6 k m n", vector="n")

@@ -15,7 +15,7 @@ from looptune.ir import Axis, Dim, Nest, Operand
 from looptune.legalize import legalize
 from looptune.lower import form_of, lower
 from looptune.lower.form import inner_ranges, vector_leaves
-from looptune.program import Fma, FmaLoad, Loop, Step, Store, Switch, While, walk
+from looptune.program import Fma, FmaLoad, Load, Loop, Step, Store, Switch, While, walk
 from looptune.schedule import (
     Schedule,
     pack,
@@ -120,6 +120,17 @@ def test_parallel_programs_wait_for_packs():
     packs, main = lower(schedule, AVX2)
     assert (packs.trips, main.trips) == (1, 16)
     assert packs.scratch_bytes == main.scratch_bytes == 8 * 16 * 4
+
+
+def test_threads_share_large_packs_and_what_surrounds_them_is_filled_before():
+    (nest,) = conv2d((1, 40, 40, 64), (64, 1, 3, 3), padding=1, groups=64, layout="NHWC").nests
+    schedule = pack(vectorize(Schedule(nest), "g"), 1)
+    at = next(i for i, loop in enumerate(schedule.loops) if nest.axes[loop.axis].name == "h")
+    around, copied, main = lower(parallel(schedule, at), AVX512)
+    assert (around.trips, copied.trips, main.trips) == (1, 40, 40)
+    assert not any(isinstance(op, Load) for op in walk(around.body))
+    assert any(isinstance(op, Load) for op in walk(copied.body))
+    assert len(lower(schedule, AVX512)) == 1
 
 
 def test_hostile_unrolling_is_refused():

@@ -6,13 +6,12 @@ register tile, `nest` the loops around it, `packs` the padded or transposed copi
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 from looptune.errors import LoweringError
 from looptune.ir import IDENTITY, Nest, without_reductions
-from looptune.lower.form import Form, form_of
+from looptune.lower.form import form_of
 from looptune.lower.nest import (
     Ops,
     Place,
@@ -22,7 +21,7 @@ from looptune.lower.nest import (
     emit_nest,
     slots_of,
 )
-from looptune.lower.packs import emit_box, emit_pack
+from looptune.lower.packs import emit_around, emit_box, emit_pack, emit_shared, is_shared
 from looptune.program import SCRATCH, Program
 from looptune.schedule import Loop, Schedule
 from looptune.target import Target
@@ -35,9 +34,9 @@ __all__ = ["GENERATOR_VERSION", "form_of", "lower", "lower_snapshot"]
 def lower(schedule: Schedule, target: Target, prepacked: int | None = None) -> tuple[Program, ...]:
     """Programs to run one after another over the nest's operands (output first) and one scratch.
 
-    One Program, or two where a parallel loop must wait for packs. Operand number `prepacked` is
-    instead the snapshot that `lower_snapshot` makes of it. Raises `LoweringError` for schedules
-    over the target's limits.
+    One Program, or more where a parallel loop must wait for packs: threads share the large ones.
+    Operand number `prepacked` is instead the snapshot that `lower_snapshot` makes of it. Raises
+    `LoweringError` for schedules over the target's limits.
     """
     nest = schedule.nest
     if any(nest.axes[axis].extent == 0 for axis in nest.spatial):
@@ -46,13 +45,19 @@ def lower(schedule: Schedule, target: Target, prepacked: int | None = None) -> t
         return (empty_reduction(nest, target),)
     form = form_of(schedule, target)
     root = {i: buffer for i, buffer in form.packed.root.items() if i != prepacked}
+    trips = form.trips
     copies: Ops = ()
     taken = Registers()
+    shared_copies: list[Program] = []
     for buffer in root.values():
-        ops, used = emit_pack(buffer, target)
+        apart = trips > 1 and is_shared(buffer)
+        ops, used = emit_around(buffer, target) if apart else emit_pack(buffer, target)
         copies += ops
         taken |= used
-    trips = trips_of(form)
+        if apart:
+            ops, used, many = emit_shared(buffer, target)
+            made = program(nest, target, ops, used, form.packed.scratch_bytes, many)
+            shared_copies.append(made)
     private = trips > 1 and bool(form.packed.inner)
     copied = len(nest.operands) if private else SCRATCH
     places = tuple(
@@ -67,7 +72,8 @@ def lower(schedule: Schedule, target: Target, prepacked: int | None = None) -> t
     shared = program(nest, target, main, used, size, trips)
     if private:
         shared = replace(shared, operands=shared.operands + 1, private_scratch=True)
-    return (program(nest, target, copies, taken, size, 1), shared) if copies else (shared,)
+    alone = (program(nest, target, copies, taken, size, 1),) if copies else ()
+    return (*alone, *shared_copies, shared)
 
 
 def lower_snapshot(schedule: Schedule, target: Target, number: int) -> tuple[Program, int]:
@@ -93,14 +99,6 @@ def lower_snapshot(schedule: Schedule, target: Target, number: int) -> tuple[Pro
         raise LoweringError(f"operand {number} has {count} packs; a snapshot is made of one")
     made = program(schedule.nest, target, ops, used, 0, 1)
     return replace(made, operands=2, pointers=max(2, used.pointers)), size
-
-
-def trips_of(form: Form) -> int:
-    """Iterations of the parallel loop."""
-    if form.parallel is None:
-        return 1
-    loop = form.loops[form.parallel]
-    return math.ceil(form.nest.axes[loop.axis].extent / loop.step)
 
 
 def program(

@@ -124,6 +124,14 @@ class Form:
         copied = len(self.operands) == 2 and source.stride_of(self.vector) == 1
         return across[0] if across and copied and output.stride_of(self.vector) != 1 else None
 
+    @property
+    def trips(self) -> int:
+        """Iterations of the parallel loop, 1 where there is none."""
+        if self.parallel is None:
+            return 1
+        loop = self.loops[self.parallel]
+        return math.ceil(self.nest.axes[loop.axis].extent / loop.step)
+
     def tile_ranges(self) -> Ranges:
         """The range sets where the accumulator scope begins."""
         return self.ranges[self.scope]

@@ -7,6 +7,7 @@ dimension that hangs over fills one part below and one above it. All go through 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -19,10 +20,12 @@ from looptune.lower.form import Form, form_of, within_reach
 from looptune.lower.nest import NONE_USED, Ops, Place, Registers, Through, Way, emit_nest
 from looptune.lower.region import Access
 from looptune.program import SCRATCH
-from looptune.schedule import Loop, Schedule
+from looptune.schedule import Loop, Schedule, parallel
 from looptune.target import Target
 
 COPY_SHARE = 8  # a copy or fill may take this part of a kernel's instructions
+SHARED_PACK_BYTES = 1 << 18  # one core copies so many in some 5 microseconds
+MANY_TRIPS = 32
 
 
 class Move(NamedTuple):
@@ -41,15 +44,46 @@ def emit_pack(
     The buffer lies in the scratch and the source is its operand, unless other places are given.
     """
     places = into or Place(SCRATCH, buffer.offset), source or Place(buffer.number, 0)
-    inside = tuple(
+
+    def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
+        form, there = part_of(buffer, part, target, fill, places)
+        return emit_copy(form, there, fill)
+
+    return emit_padded(buffer.box, inside_of(buffer), buffer.source.fill, emit)
+
+
+def emit_around(buffer: Buffer, target: Target) -> tuple[Ops, Registers]:
+    """Code that fills what a root pack adds around its tensor."""
+    places = Place(SCRATCH, buffer.offset), Place(buffer.number, 0)
+
+    def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
+        if fill is None:
+            return (), NONE_USED
+        form, there = part_of(buffer, part, target, fill, places)
+        return emit_copy(form, there, fill)
+
+    return emit_padded(buffer.box, inside_of(buffer), buffer.source.fill, emit)
+
+
+def emit_shared(buffer: Buffer, target: Target) -> tuple[Ops, Registers, int]:
+    """Code by which threads share the copy that `emit_around` leaves, and its parallel trips."""
+    places = Place(SCRATCH, buffer.offset), Place(buffer.number, 0)
+    form, there = part_of(buffer, inside_of(buffer), target, None, places, shared=True)
+    return *emit_copy(form, there, None), form.trips
+
+
+def is_shared(buffer: Buffer) -> bool:
+    """Whether a copy is worth waking threads for, and holds elements of the tensor at all."""
+    size = math.prod(buffer.sizes) * buffer.operand.item_bytes
+    return size >= SHARED_PACK_BYTES and all(low < high for low, high in inside_of(buffer))
+
+
+def inside_of(buffer: Buffer) -> Box:
+    """The part of a root pack's box that lies inside the tensor."""
+    return tuple(
         (max(low, 0), max(low, 0, min(high, dim.size)))
         for (low, high), dim in zip(buffer.box, buffer.source.dims, strict=True)
     )
-
-    def emit(part: Box, fill: float | None) -> tuple[Ops, Registers]:
-        return emit_part(buffer, part, target, fill, places)
-
-    return emit_padded(buffer.box, inside, buffer.source.fill, emit)
 
 
 def emit_padded(
@@ -69,10 +103,16 @@ def emit_padded(
     return ops, used
 
 
-def emit_part(
-    buffer: Buffer, part: Box, target: Target, fill: float | None, places: tuple[Place, Place]
-) -> tuple[Ops, Registers]:
-    """Copy `part` of the tensor into the buffer, or fill it; `places` of buffer and tensor."""
+def part_of(
+    buffer: Buffer,
+    part: Box,
+    target: Target,
+    fill: float | None,
+    places: tuple[Place, Place],
+    shared: bool = False,
+) -> tuple[Form, tuple[Place, Place]]:
+    """The copy of `part` of the tensor into the buffer, or what fills it, and where both begin;
+    `places` are of buffer and tensor."""
     source, copy = buffer.source, buffer.operand
     dims = list(zip(part, buffer.box, buffer.strides, source.strides, strict=True))
     moves = [Move(last - first, to, at if fill is None else 0) for (first, last), _, to, at in dims]
@@ -81,8 +121,7 @@ def emit_part(
     into, out_of = places
     here = Place(into.operand, into.offset + copy.item_bytes * to)
     there = Place(out_of.operand, out_of.offset + source.item_bytes * at) if fill is None else here
-    form = copy_form(tuple(moves), copy.dtype, source.dtype, target)
-    return emit_copy(form, (here, there), fill)
+    return copy_form(tuple(moves), copy.dtype, source.dtype, target, shared=shared), (here, there)
 
 
 def emit_box(
@@ -198,8 +237,10 @@ def copy_form(
     read: DType,
     target: Target,
     add: Reduction | None = None,
+    shared: bool = False,
 ) -> Form:
-    """A copy in its form for registers, with `add` one that is combined with what is there.
+    """A copy in its form for registers, with `add` one that is combined with what is there,
+    `shared` one with a parallel loop.
 
     The two sides of a padding, and the packs of a plan's nests, have the same.
     """
@@ -207,7 +248,17 @@ def copy_form(
     nest = copy_nest(moves, written, read)
     if add is not None:
         nest = replace(nest, accumulate=True, reduction=add)
-    return form_of(copy_schedule(nest, target), small)
+    schedule = copy_schedule(nest, target)
+    if shared and schedule.loops:
+        schedule = parallel(schedule, most_trips(schedule))
+    return form_of(schedule, small)
+
+
+def most_trips(schedule: Schedule) -> int:
+    """The outermost loop with trips for many threads, or else the one with most."""
+    axes = [loop.axis for loop in schedule.loops]
+    outermost = [at for at, axis in enumerate(axes) if axis not in axes[:at]]
+    return max(outermost, key=lambda at: min(MANY_TRIPS, schedule.trips(at)))
 
 
 def emit_copy(
