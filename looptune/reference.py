@@ -74,6 +74,7 @@ def view(operand: Operand, nest: Nest, array: np.ndarray) -> tuple[np.ndarray, l
     axes = [a for a in range(len(nest.axes)) if any(d.coefficients[a] for d in operand.dims)]
     strides = [
         sum(d.coefficients[a] * s for d, s in zip(operand.dims, padded.strides, strict=True))
+        * (nest.axes[a].extent > 1)  # else it means nothing, and may be too large for NumPy
         for a in axes
     ]
     starts = (dim.offset - low for dim, (low, _) in zip(operand.dims, bounds, strict=True))

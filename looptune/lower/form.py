@@ -211,7 +211,7 @@ def vector_cost(problem: Packed, axis: int, reach: int, lanes: int) -> float:
     """Rough cycles a point if `axis`, in pieces of `reach` elements, is spread over the lanes."""
     used = reach / math.ceil(reach / lanes)
     nest, (output, *inputs) = problem.nest, problem.operands[: 1 + len(problem.nest.inputs)]
-    length = math.prod(nest.axes[a].extent for a in nest.reductions)
+    length = max(1, math.prod(nest.axes[a].extent for a in nest.reductions))
     reads = sum({0: 0.25, 1: 0.5}.get(op.stride_of(axis), 1.0 * lanes) for op in inputs)
     if nest.axes[axis].reduction:
         return (1 + reads) / used + 8 / length
