@@ -25,6 +25,7 @@ from looptune.errors import DatabaseError, LoweringError, SpecError, Unsupported
 from looptune.host import runs
 from looptune.ir import Nest
 from looptune.measure import Posterior
+from looptune.scalars import real, whole
 from looptune.schedule import Schedule
 from looptune.search import Search, Spent, run
 from looptune.target import Target
@@ -49,9 +50,12 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("seconds", "measurements"):
             value = getattr(self, name)
-            kinds = (int, float) if name == "seconds" else (int,)
-            if value is not None and not (type(value) in kinds and value >= 0):
-                raise SpecError(f"budget: {name}={value!r}; a number of at least 0 would do")
+            if value is None:
+                continue
+            found = real(value) if name == "seconds" else whole(value)
+            if found is None or found < 0:
+                raise SpecError(f"budget: {name}={value!r:.80}; a number of at least 0 would do")
+            object.__setattr__(self, name, found)
 
     @property
     def spends(self) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from looptune.errors import ArgumentError, UnsupportedHostError
+from looptune.errors import ArgumentError, UnsupportedError, UnsupportedHostError
+from looptune.scalars import whole
 from looptune.target import Target, target_named
 
 # The flags of /proc/cpuinfo that an instruction set needs; the kernel drops those it disables.
@@ -97,7 +98,12 @@ def host_target(name: str | None = None) -> Target:
     """
     isas = host_isas()
     chosen = name or os.environ.get("LOOPTUNE_ISA") or (isas[-1] if isas else "avx2")
-    target = target_named(chosen)
+    try:
+        target = target_named(chosen)
+    except UnsupportedError as reason:
+        if name:
+            raise
+        raise UnsupportedError(f"LOOPTUNE_ISA: {reason}") from None
     if target.isa not in isas:
         raise UnsupportedHostError(
             f"this machine runs {list(isas) or 'no supported instruction set'}, not "
@@ -147,9 +153,10 @@ def thread_count(threads: int | None = None) -> int:
             wanted = int(text) if text.isdecimal() else text
     if wanted is None:
         return 1
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+    found = whole(wanted)
+    if found is None or found < 1:
         raise ArgumentError(f"{source} is {wanted!r}; a whole number of at least 1 would do")
-    return min(wanted, available_cores())
+    return min(found, available_cores())
 
 
 def available_cores() -> int:

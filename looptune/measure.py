@@ -24,6 +24,7 @@ from looptune.legalize import legalize
 from looptune.program import Const, Fma, Loop, Op, Program, Set
 from looptune.runtime.call import empty_output, seconds_of, seconds_of_code
 from looptune.runtime.kernel import Kernel
+from looptune.scalars import real
 from looptune.target import Target
 
 Clock = Callable[[], float]
@@ -80,7 +81,8 @@ def interleave(
     that does not count: idle threads of the contender before spin for a while, on cores that this
     one needs, and the scheduler takes milliseconds to spread those that wake.
     """
-    timed = isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    given = real(seconds)
+    timed = given is not None and 0 <= given < math.inf
     if not contenders or rounds < 1 or not timed:
         raise ArgumentError(
             f"{len(contenders)} contenders, rounds={rounds}, seconds={seconds!r}: "

@@ -79,13 +79,14 @@ def plan_of_text(
     for name in labels:
         if len(name) != 1 or name not in spec:
             raise unknown_keyword(name, f"the labels of {spec!r} would do")
+    known = "float32" if dtype is None else dtype
     if shapes is None:
-        return einsum(spec, sizes=merged(sizes or {}, labels), dtype=dtype or "float32")
+        return einsum(spec, sizes=merged(sizes or {}, labels), dtype=known)
     if labels or sizes:
         raise SpecError("give shapes or sizes of the labels, not both")
     arrays = [hasattr(operand, "__array_interface__") or is_tensor(operand) for operand in shapes]
     if not any(arrays):
-        return einsum(spec, *map(shape_of, shapes), dtype=dtype or "float32")
+        return einsum(spec, *map(shape_of, shapes), dtype=known)
     if not all(arrays):
         raise SpecError("shapes mixes example arrays and tuples; give one kind")
     examples = [as_array(array, number) for number, array in enumerate(shapes)]

@@ -21,6 +21,7 @@ from looptune.host import host_target, thread_count
 from looptune.ir import Nest, Plan
 from looptune.oracle import Oracle
 from looptune.runtime.kernel import Kernel
+from looptune.scalars import whole
 from looptune.schedule import Schedule
 from looptune.search import STRATEGY, strategy_named
 from looptune.spec import plan_for
@@ -110,7 +111,7 @@ def optimize(
     """
     strategy_named(strategy)
     asked = resolve_policy(policy, strategy)
-    check_options(verify, seed)
+    seed = check_options(verify, seed)
     if not isinstance(retune, bool):
         raise ArgumentTypeError(f"retune={retune!r}; True or False would do")
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
@@ -192,6 +193,7 @@ def compile(
     schedule: Schedule | Sequence[Schedule],
     *,
     target: str | Target | None = None,
+    threads: int = 1,
     verify: bool = True,
     seed: int = 0,
 ) -> Kernel:
@@ -204,12 +206,12 @@ def compile(
     """
     if not isinstance(nest, Nest | Plan):
         raise ArgumentTypeError(f"nest is a {type(nest).__name__}; a Nest or a Plan would do")
-    check_options(verify, seed)
+    seed = check_options(verify, seed)
     schedules = (schedule,) if isinstance(schedule, Schedule) else schedule
     if not isinstance(schedules, Sequence) or not all(isinstance(s, Schedule) for s in schedules):
         raise ArgumentTypeError(f"schedule is {schedule!r}; a Schedule, or one a nest, would do")
     start = time.perf_counter()
-    kernel = build(nest, schedules, resolve_target(target))
+    kernel = build(nest, schedules, resolve_target(target), threads=thread_count(threads))
     built = time.perf_counter()
     if verify:
         Oracle(kernel.plan, seed).verify(kernel)
@@ -227,12 +229,14 @@ def resolve_target(target: str | Target | None) -> Target:
     return host_target() if target is None else target_named(target)
 
 
-def check_options(verify: object, seed: object) -> None:
-    """Raise `ArgumentTypeError` for a `verify` that is no bool or a bad `seed`."""
+def check_options(verify: object, seed: object) -> int:
+    """The seed; raises `ArgumentTypeError` for a `verify` that is no bool or a bad `seed`."""
     if not isinstance(verify, bool):
         raise ArgumentTypeError(f"verify={verify!r}; True or False would do")
-    if type(seed) is not int or seed < 0:
+    found = whole(seed)
+    if found is None or found < 0:
         raise ArgumentTypeError(f"seed={seed!r}; a whole number of at least 0 would do")
+    return found
 
 
 def resolve_policy(policy: object, strategy: str) -> Policy | None:
