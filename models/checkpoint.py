@@ -10,17 +10,16 @@ import io
 import json
 import math
 import os
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.resources import files
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from looptune.errors import CheckpointError
+from looptune.files import replaced
 from looptune.graph import OBSERVATION_VERSION
 from looptune.models import gain
 from looptune.models.architecture import Architecture, architecture_from_json
@@ -59,23 +58,6 @@ def save(path: str | os.PathLike[str], policy: Policy) -> None:
     members: dict[str, Any] = {"header": np.frombuffer(text, np.uint8), **arrays}
     with replaced(path) as file:
         np.savez_compressed(file, **members)
-
-
-@contextmanager
-def replaced(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to, which is `path` in the end: complete, or as it was before."""
-    place = os.path.abspath(path)
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(place), delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, place)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def shapes_of(

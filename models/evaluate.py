@@ -29,6 +29,7 @@ from tqdm import tqdm
 from looptune.build import build
 from looptune.choose import Budget, Options, choose
 from looptune.errors import ArgumentError, LooptuneError, LoweringError
+from looptune.files import append_text, write_text
 from looptune.host import fingerprint, host_target, thread_count
 from looptune.ir import plan_of
 from looptune.lower import GENERATOR_VERSION
@@ -137,8 +138,7 @@ def evaluate(
             row = Row(*job.place, error=f"{type(reason).__name__}: {reason}")
         rows.append(row)
         if output is not None:
-            with output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
+            append_text(output, json.dumps(asdict(row)) + "\n")
     return header, rows
 
 
@@ -323,7 +323,7 @@ def begun(output: Path | None, header: Mapping[str, Any], resume: bool) -> list[
     if output is None:
         return []
     if not output.exists():
-        output.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        write_text(output, json.dumps(header) + "\n")
         return []
     if not resume:
         raise ArgumentError(f"{output} exists: --resume goes on with it, or name another file")
@@ -342,7 +342,9 @@ def begun(output: Path | None, header: Mapping[str, Any], resume: bool) -> list[
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """The header and the whole rows of a file; raises `ArgumentError` for one that is none."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1] or [""]
+        if not first:
+            raise ValueError("it has no header; a new file would do")
         header = json.loads(first)
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {header['schema']!r}; {SCHEMA} would do")

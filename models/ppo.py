@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from looptune.errors import CheckpointError
+from looptune.files import replaced
 from looptune.graph import Observation
-from looptune.models.checkpoint import replaced
 from looptune.models.network import stacked
 
 
