@@ -24,7 +24,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,6 +45,9 @@ MAGIC = b"SQLite format 3\0"
 FILE = "looptune.sqlite3"
 BUSY_SECONDS = 10.0
 LONGEST_LINE = 1 << 16
+LARGEST_GAIN = 64.0  # of a logarithm: no kernel is so much faster, and its exponential is finite
+MOST_THREADS = 1 << 16
+EXACT = 1 << 53  # whole numbers up to it are floats, too
 logger = logging.getLogger("looptune")
 
 TABLE = """
@@ -159,7 +162,8 @@ class Database:
         """This process's connection; one from before a fork is left alone, not closed."""
         with self.lock:
             if self.handle is None or (self.path is not None and self.owner != os.getpid()):
-                self.handle = self.opened()
+                with self.told():
+                    self.handle = self.opened()
                 self.owner = os.getpid()
             return self.handle
 
@@ -170,24 +174,33 @@ class Database:
         check_ours(self.path)
         try:
             return prepared(str(self.path))
-        except sqlite3.OperationalError as reason:
+        except (sqlite3.OperationalError, OSError) as reason:
             if starts_as_database(self.path):
-                raise DatabaseError(f"{self.path}: {reason}") from reason
+                return for_reading(self.path, reason)
             set_aside(self.path, str(reason))
         except sqlite3.DatabaseError as reason:
             set_aside(self.path, str(reason))
         return prepared(str(self.path))
 
     @contextmanager
+    def told(self) -> Iterator[None]:
+        """Let a `DatabaseError` say of which file SQLite says what it says."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as reason:
+            raise DatabaseError(f"{self.path or 'the database in memory'}: {reason}") from reason
+
+    @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, the lock held from the start."""
-        with self.lock:
+        with self.lock, self.told():
             handle = self.connection()
             handle.execute("BEGIN IMMEDIATE")
             try:
                 yield handle
             except BaseException:
-                handle.execute("ROLLBACK")
+                if handle.in_transaction:  # a full disk has ended it already
+                    handle.execute("ROLLBACK")
                 raise
             handle.execute("COMMIT")
 
@@ -198,9 +211,9 @@ class Database:
         if key is not None:
             query += " WHERE nest=? AND target=? AND threads=? AND machine=? AND generator=?"
             values = (key.nest, key.target, key.threads, key.machine, key.generator)
-        with self.lock:
+        with self.lock, self.told():
             rows = self.connection().execute(query, values).fetchall()
-        found = [record_of(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+        found = [record for record in map(sound, rows) if record is not None]
         return sorted(found, key=lambda each: (-each.posterior.lower, each.identity))
 
     def best(self, key: Key) -> Record | None:
@@ -231,8 +244,8 @@ class Database:
                     "threads=? AND machine=? AND generator=? AND identity=?",
                     place,
                 ).fetchone()
-                if row is not None:
-                    old = record_of(dict(zip(COLUMNS, row, strict=True)))
+                old = None if row is None else sound(row)
+                if old is not None:
                     values = row_of(join(old, record))
                 marks = ", ".join("?" * len(COLUMNS))
                 handle.execute(
@@ -257,8 +270,13 @@ class Database:
     def rates(self, machine: str, target: str, threads: int) -> dict[str, float]:
         """What a machine can do at most, by kind; nothing where that was not kept."""
         query = "SELECT kind, rate FROM rates WHERE machine=? AND target=? AND threads=?"
-        with self.lock:
-            return dict(self.connection().execute(query, (machine, target, threads)))
+        with self.lock, self.told():
+            found = dict(self.connection().execute(query, (machine, target, threads)))
+        for kind, rate in found.items():
+            if not isinstance(kind, str) or type(rate) is not float or not 0 < rate < math.inf:
+                logger.warning("the database's rates are no use: %r is %r", kind, rate)
+                return {}
+        return found
 
     def prune(self, *, machine: str | None = None, older_than: float | None = None) -> int:
         """Delete the records of other generator versions, of machines but this (their rates, too),
@@ -291,6 +309,7 @@ def prepared(name: str) -> sqlite3.Connection:
     handle = sqlite3.connect(
         name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
+    handle.text_factory = lenient
     try:
         (version,) = handle.execute("PRAGMA user_version").fetchone()
         if version not in (0, SCHEMA):
@@ -312,6 +331,36 @@ def prepared(name: str) -> sqlite3.Connection:
         handle.close()
         raise
     return handle
+
+
+def lenient(text: bytes) -> str:
+    """A text of the file, which may hold anything."""
+    return text.decode("utf-8", "replace")
+
+
+def for_reading(path: Path, reason: Exception) -> sqlite3.Connection:
+    """A connection to a database that cannot be written, as on a read-only mount.
+
+    Raises `DatabaseError` where it cannot be read, either. What lies beside it, in a journal that
+    cannot be played back, is not seen.
+    """
+    for how in ("mode=ro", "mode=ro&immutable=1"):
+        try:
+            handle = sqlite3.connect(
+                f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_SECONDS,
+                isolation_level=None, check_same_thread=False,
+            )  # fmt: skip
+        except sqlite3.Error:
+            continue
+        handle.text_factory = lenient
+        try:
+            if handle.execute("PRAGMA user_version").fetchone() == (SCHEMA,):
+                logger.warning("%s cannot be written (%s): it is only read", path, reason)
+                return handle
+        except sqlite3.Error:
+            pass
+        handle.close()
+    raise DatabaseError(f"{path}: {reason}") from reason
 
 
 def header(path: Path) -> bytes:
@@ -345,7 +394,7 @@ def check_ours(path: Path) -> None:
 
 def set_aside(path: Path, reason: str) -> None:
     """Move a corrupt file away, with its journal, unless another process has done so already."""
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(path.with_name(path.name + ".looptune-lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as handle:
@@ -361,17 +410,56 @@ def set_aside(path: Path, reason: str) -> None:
         logger.warning("%s is corrupt (%s); moved to %s.%s", path, reason, path.name, stamp)
 
 
-def record_of(row: dict[str, Any]) -> Record:
-    """A record from its columns; raises `DatabaseError` for actions that are none."""
+def record_of(row: Mapping[str, Any]) -> Record:
+    """A record from its columns; raises `DatabaseError` for values that no record has."""
+    check_row(row)
     key = Key(row["nest"], row["target"], row["threads"], row["machine"], row["generator"])
     try:
         actions = actions_from_json(json.loads(row["actions"]))
-    except ValueError as reason:  # of JSON, or a SerialError
+    except (TypeError, ValueError, RecursionError) as reason:  # of JSON, or a SerialError
         raise DatabaseError(f"a record: {reason}") from reason
     return Record(
         key, row["identity"], actions,
         row["n"], row["mean"], row["variance"], row["created"],
     )  # fmt: skip
+
+
+def sound(row: Sequence[object]) -> Record | None:
+    """The record of a row; None, with a warning, for one that somebody else has made of it."""
+    try:
+        return record_of(dict(zip(COLUMNS, row, strict=True)))
+    except DatabaseError as reason:
+        logger.warning("a record of the database is no use: %s", reason)
+        return None
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise `DatabaseError` unless a record's values are of the kinds and sizes they must have."""
+    for name in ("nest", "target", "machine", "identity"):
+        if not isinstance(row[name], str) or not encodable(row[name]):
+            raise DatabaseError(f"{name} is {row[name]!r:.80}; a text would do")
+    for name in ("threads", "generator", "n"):
+        if type(row[name]) is not int:
+            raise DatabaseError(f"{name} is {row[name]!r:.80}; a whole number would do")
+    for name in ("threads", "generator", "n", "mean", "variance", "created"):
+        value = row[name]
+        if type(value) not in (int, float) or not -EXACT < value < EXACT:
+            raise DatabaseError(f"{name} is {value!r:.80}; a number within {EXACT} would do")
+    if row["n"] < 1 or row["threads"] < 1 or row["variance"] < 0:
+        raise DatabaseError("n, threads or variance is negative, or n or threads 0")
+    if row["threads"] > MOST_THREADS:
+        raise DatabaseError(f"threads is {row['threads']}; at most {MOST_THREADS} would do")
+    if abs(row["mean"]) > LARGEST_GAIN:
+        raise DatabaseError(f"mean is {row['mean']!r}; at most {LARGEST_GAIN} would do")
+
+
+def encodable(text: str) -> bool:
+    """Whether a text is one of Unicode: JSON may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -409,18 +497,6 @@ def parsed(line: str) -> Record:
     row = json.loads(line)
     if not isinstance(row, dict) or row.get("schema") != SCHEMA:
         raise DatabaseError(f"no record of schema {SCHEMA}")
-    kinds = {name: str for name in ("nest", "target", "machine", "identity")}
-    numbers = {name: int for name in ("threads", "generator", "n")}
-    reals = {name: int | float for name in ("mean", "variance", "created")}
-    wanted: dict[str, Any] = {**kinds, **numbers, **reals}
-    for name, kind in wanted.items():
-        value = row[name]
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise DatabaseError(f"{name} is {value!r}")
-        if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**53):
-            raise DatabaseError(f"{name} is {value!r}")
-    if row["n"] < 1 or row["threads"] < 1 or row["variance"] < 0:
-        raise DatabaseError("n, threads or variance is negative")
     return record_of({**row, "actions": json.dumps(row["actions"])})
 
 

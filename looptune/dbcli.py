@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from looptune.database import (
+    FILE,
     Database,
+    Record,
+    cache_directory,
     exported,
     imported,
     user_file,
 )
-from looptune.errors import DatabaseError
+from looptune.errors import ArgumentError, DatabaseError
+from looptune.files import same, write_text
 from looptune.host import fingerprint
 
 Answer = tuple[dict[str, object], str]
@@ -38,9 +42,46 @@ def add_jobs(job: argparse.ArgumentParser, parents: list[argparse.ArgumentParser
     help_text = "delete records of other generator versions, and more where asked"
     one = jobs.add_parser("prune", parents=parents, help=help_text)
     one.add_argument("--other-machines", action="store_true", help="and those of other machines")
-    one.add_argument(
-        "--older-than", type=float, default=None, metavar="DAYS", help="and older ones"
-    )
+    one.add_argument("--older-than", type=days, default=None, metavar="DAYS", help="and older ones")
+
+
+def days(text: str) -> float:
+    """A finite number of days, at least 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days of at least 0")
+    return found
+
+
+def check_apart(args: argparse.Namespace) -> None:
+    """Raise `ArgumentError` where a job would write its result over what it reads or keeps."""
+    reads = {name: getattr(args, name, None) for name in ("file", "suite", "policy")}
+    writes = {"--output": getattr(args, "output", None)}
+    if args.job == "db" and args.what == "export":
+        writes["FILE"] = reads.pop("file")
+    for name, path in writes.items():
+        if path is None or path == "-":
+            continue
+        if any(same(path, part) for part in database_files(args)):
+            raise ArgumentError(f"{name} {path} is the database itself; another file would do")
+        for other, source in {**reads, **writes}.items():
+            if other != name and source is not None and same(path, source):
+                raise ArgumentError(f"{name} {path} is {other}, too; another file would do")
+
+
+def database_files(args: argparse.Namespace) -> list[Path]:
+    """The database that a job uses, if any, and its journals."""
+    if getattr(args, "database", None) is None:
+        return []
+    try:
+        own = args.database == "default"
+        path = cache_directory() / FILE if own else Path(args.database)
+    except DatabaseError:
+        return []
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
 def database_of(args: argparse.Namespace) -> Database:
@@ -48,6 +89,8 @@ def database_of(args: argparse.Namespace) -> Database:
 
     Raises `DatabaseError` where there is none to be read, or it cannot be had.
     """
+    if args.what in WRITERS:  # before there is a database, which a bad file is not to leave
+        args.records = SOURCES[args.what](args.file)
     if args.database is None:
         return Database(None)
     if args.database == "default":
@@ -113,7 +156,7 @@ def export(args: argparse.Namespace, database: Database) -> Answer:
         sys.stdout.writelines(line + "\n" for line in lines)
     else:
         try:
-            Path(args.file).write_text("".join(line + "\n" for line in lines))
+            write_text(args.file, "".join(line + "\n" for line in lines))
         except OSError as reason:
             raise DatabaseError(
                 f"{args.file} cannot be written: {reason.strerror}; a path in a folder that is "
@@ -123,26 +166,43 @@ def export(args: argparse.Namespace, database: Database) -> Answer:
     return {"schema": 1, "exported": len(lines)}, text
 
 
-def take(args: argparse.Namespace, database: Database) -> Answer:
+def from_lines(file: Path) -> list[Record]:
     """Records of an exported file: all of them, or with a bad line none."""
     try:
-        with args.file.open(encoding="utf-8") as lines:
-            records = list(imported(lines))
+        with file.open(encoding="utf-8") as lines:
+            return list(imported(lines))
     except (OSError, UnicodeDecodeError, DatabaseError) as reason:
         said = reason.strerror if isinstance(reason, OSError) else reason
         raise DatabaseError(
-            f"{args.file}: {said}; a file that `looptune db export` wrote would do"
+            f"{file}: {said}; a file that `looptune db export` wrote would do"
         ) from reason
-    count = database.take(records)
+
+
+def from_database(file: Path) -> list[Record]:
+    """Another database's records."""
+    check_file(file)
+    other = Database(file)
+    try:
+        return other.records()
+    finally:
+        other.close()
+
+
+SOURCES: dict[str, Callable[[Path], list[Record]]] = {
+    "import": from_lines,
+    "merge": from_database,
+}
+
+
+def take(args: argparse.Namespace, database: Database) -> Answer:
+    """The records of an exported file."""
+    count = database.take(args.records)
     return {"schema": 1, "imported": count}, f"{count} records imported"
 
 
 def merge(args: argparse.Namespace, database: Database) -> Answer:
-    """Another database's records."""
-    check_file(args.file)
-    other = Database(args.file)
-    count = database.take(other.records())
-    other.close()
+    """The records of another database."""
+    count = database.take(args.records)
     return {"schema": 1, "merged": count}, f"{count} records merged"
 
 

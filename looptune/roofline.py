@@ -128,6 +128,6 @@ def kept(database: Database, target: Target, threads: int = 1) -> Roofline | Non
         what, _, name = kind.partition(" ")
         if what == "flops":
             flops[name] = rate
-        else:
+        elif name.isdecimal():
             bandwidth[int(name)] = rate
     return Roofline(target.name, threads, flops, dict(sorted(bandwidth.items())))

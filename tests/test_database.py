@@ -169,6 +169,12 @@ def line(**changes: object) -> str:
         (line(actions=[["split", {"at": 0}]]), r"is no \[name, arguments\]"),
         (line(actions=[["split", [0, 2**40]]]), "too large for an argument"),
         (line(actions=[["split", [0, 1.5]]]), "1.5 is no argument"),
+        (line(actions=[["split", [0, [1, [2]]]]]), "is no list of numbers"),
+        (line(actions=0).replace("0,", "[" * 30_000 + "]" * 30_000 + ","), "line 1: Recursion"),
+        (line(target="avx\ud800"), "target is 'avx.ud800'"),
+        (line(mean=800), "mean is 800; at most 64"),
+        (line(mean=10**400), "mean is 1000"),
+        (line(threads=10**15), "threads is 1000000000000000; at most 65536"),
         (line(nest="x" * 70_000), "characters; at most 65536"),
         (json.dumps({"schema": 1}), "line 1: KeyError"),
     ],
@@ -374,6 +380,122 @@ def test_a_database_that_fails_costs_a_warning(
         kernel = looptune.optimize("mk,kn->mn", m=4, k=5, n=6, database=store)
     assert kernel.origin == "default"
     assert "could not be read" in caplog.text
+
+
+BAD = [
+    ("actions", "{"), ("actions", None), ("actions", b"\xff"), ("actions", "[" * 3000), ("n", "x"),
+    ("n", 0), ("n", b"x"), ("mean", "x"), ("mean", 800.0), ("variance", -5.0),
+    ("variance", float("inf")), ("created", "x"), ("identity", b"x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "value"), BAD)
+def test_a_bad_row_costs_a_warning(
+    column: str, value: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / FILE
+    other = replace(RECORD, identity="other")
+    store = Database(path)
+    store.add([RECORD, other])
+    store.close()
+    handle = sqlite3.connect(path)
+    if value is None:  # which a table that others made may hold
+        handle.execute("CREATE TABLE free AS SELECT * FROM schedules")
+        handle.execute("DROP TABLE schedules")
+        handle.execute("ALTER TABLE free RENAME TO schedules")
+    handle.execute(f"UPDATE schedules SET {column}=? WHERE identity<>'other'", (value,))
+    handle.commit()
+    handle.close()
+    with caplog.at_level(logging.WARNING, "looptune"):
+        store = Database(path)
+        assert store.records() == [other]
+        kernel = looptune.optimize("mk,kn->mn", m=48, k=32, n=64, target="avx2", database=path)
+    assert kernel.origin == "default"
+    assert "a record of the database is no use" in caplog.text
+    if column != "identity" and value is not None:
+        store.add([RECORD])  # takes the place of the bad one
+        assert sorted(store.records(), key=lambda r: r.identity) == sorted(
+            [RECORD, other], key=lambda r: r.identity
+        )
+
+
+def test_a_text_that_is_no_unicode_costs_its_record(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    Database(path).add([RECORD])
+    handle = sqlite3.connect(path)
+    handle.execute("UPDATE schedules SET actions=CAST(x'5bff5d' AS TEXT)")
+    handle.commit()
+    handle.close()
+    assert Database(path).records() == []
+
+
+@pytest.mark.parametrize("rate", [-1.0, 0.0, "x", b"x"])
+def test_rates_that_cannot_be(rate: object, tmp_path: Path) -> None:
+    store = Database(tmp_path / FILE)
+    store.keep_rates("here", "avx2", 1, {"flops float32": rate})  # type: ignore[dict-item]
+    assert store.rates("here", "avx2", 1) == {}
+
+
+USES = [
+    Database.records, lambda store: store.add([RECORD]), lambda store: store.rates("a", "b", 1),
+    Database.prune,
+]  # fmt: skip
+REFUSED = [
+    OSError(30, "Read-only"),
+    sqlite3.OperationalError("attempt to write a readonly database"),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_sqlite_says_names_the_file(use: Callable[[Database], object], tmp_path: Path) -> None:
+    path = tmp_path / "mine.sqlite3"
+    store = Database(path)
+    handle = sqlite3.connect(path)
+    handle.execute("ALTER TABLE schedules RENAME COLUMN generator TO creator")
+    handle.execute("ALTER TABLE rates RENAME COLUMN rate TO speed")
+    handle.close()
+    with pytest.raises(DatabaseError, match=r"mine\.sqlite3: no such column"):
+        use(store)
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    store = Database(tmp_path / FILE)
+    (pages,) = store.connection().execute("PRAGMA page_count").fetchone()
+    store.connection().execute(f"PRAGMA max_page_count={pages}")
+    many = [replace(RECORD, identity=str(number)) for number in range(1000)]
+    with pytest.raises(DatabaseError, match="database or disk is full"):
+        store.add(many)
+    assert store.records() == []
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_cannot_be_written_is_read(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a b?.sqlite3"
+    store = Database(path)
+    store.add([RECORD])
+    store.close()
+
+    def refused(name: str) -> sqlite3.Connection:
+        raise fault
+
+    monkeypatch.setattr(module, "prepared", refused)
+    store = Database(path)
+    assert store.records() == [RECORD]
+    with pytest.raises(DatabaseError, match="readonly"):
+        store.add([RECORD])
+    with pytest.raises(DatabaseError, match=r"absent: .*(Read-only|readonly)"):
+        Database(tmp_path / "absent")
+
+
+def test_moving_aside_leaves_others_locks(tmp_path: Path) -> None:
+    (tmp_path / "poetry.lock").write_text("precious")
+    path = tmp_path / "poetry.db"
+    Database(path).close()
+    path.write_bytes(path.read_bytes()[:100] + b"x" * 1000)
+    Database(path)
+    assert (tmp_path / "poetry.lock").read_text() == "precious"
 
 
 def test_keys_are_values() -> None:

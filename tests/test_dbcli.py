@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import looptune
 from looptune import cli
 from looptune.cli import main
 from looptune.database import FILE, Database
+from looptune.default import default_schedule
+from looptune.host import available_cores, host_target
 from looptune.measure import Posterior
 from looptune.schedule import parse_order
 from looptune.tuner import Interrupted
@@ -145,3 +149,64 @@ def test_import_and_merge_name_the_file(tmp_path, capsys):
     ):
         assert main(["db", *words, "--database", str(path)]) == 1
         assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "inf", "x"])
+def test_prune_of_no_number_of_days(days, tmp_path, capsys):
+    path = filled(tmp_path / "a.sqlite3")
+    with pytest.raises(SystemExit) as stop:
+        main(["db", "prune", f"--older-than={days}", "--database", str(path)])
+    assert stop.value.code == 2
+    assert f"argument --older-than: '{days}' is no number of days" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["no json", "[" * 30_000, '{"schema": 1, "nest": "\\ud800"}', '{"schema": 1}']
+)
+def test_a_failed_import_leaves_no_database(text, tmp_path, capsys):
+    bad, new = tmp_path / "bad.jsonl", tmp_path / "new.sqlite3"
+    bad.write_text(text + "\n")
+    assert main(["db", "import", str(bad), "--database", str(new)]) == 1
+    assert main(["db", "merge", str(bad), "--database", str(new)]) == 1
+    said = capsys.readouterr().err
+    assert "bad.jsonl: line 1: " in said
+    assert said.count("\n") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_renamed_column_is_one_line(tmp_path, capsys):
+    path = filled(tmp_path / "a.sqlite3")
+    handle = sqlite3.connect(path)
+    handle.execute("ALTER TABLE schedules RENAME COLUMN mean TO average")
+    handle.close()
+    for words in (["list"], ["export", "-"], ["merge", str(path)]):
+        assert main(["db", *words, "--database", str(path)]) == 1
+        assert capsys.readouterr().err == f"looptune: {path}: no such column: mean\n"
+
+
+def test_a_bad_row_is_left_out(tmp_path, capsys):
+    path = filled(tmp_path / "a.sqlite3")
+    Database(path).add([replace(RECORD, identity="other")])
+    handle = sqlite3.connect(path)
+    handle.execute("UPDATE schedules SET mean=800 WHERE identity='other'")
+    handle.commit()
+    handle.close()
+    assert main(["db", "list", "--database", str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["records"]) == 1
+    assert main(["db", "merge", str(path), "--database", str(tmp_path / "b")]) == 0
+    assert Database(tmp_path / "b").records() == [RECORD]
+
+
+@needs_host
+@pytest.mark.skipif(available_cores() < 2, reason="this process may use one core")
+def test_an_interrupted_search_keeps_its_threads(monkeypatch):
+    (nest,) = matmul(64, 64, 64).nests
+    best = default_schedule(nest, host_target(), 2)
+
+    def interrupted(*_: object, **__: object) -> looptune.Kernel:
+        raise Interrupted(best, Posterior(15, 0.1, 1e-4))
+
+    monkeypatch.setattr(cli, "optimize", interrupted)
+    words = "optimize matmul 64 64 64 --threads 2 --budget 9 --strategy random".split()
+    args = cli.parser().parse_args(words)
+    assert cli.tuned(cli.workload_plan(args), args).threads == 2
