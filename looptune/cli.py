@@ -27,16 +27,18 @@ import looptune
 from looptune.bench import PEERS, BenchConfig, bench, compared, numpy_call, render
 from looptune.choose import Budget
 from looptune.dbcli import JOBS as DATABASE_JOBS
-from looptune.dbcli import add_jobs, database_of
+from looptune.dbcli import add_jobs, check_apart, database_of
 from looptune.default import default_schedule
 from looptune.dtypes import ARGUMENTS
-from looptune.errors import ArgumentError, LooptuneError, SpecError, UnsupportedError
+from looptune.errors import ArgumentError, LooptuneError, NestError, SpecError, UnsupportedError
+from looptune.files import write_text
 from looptune.host import fingerprint, host_isas, host_target, thread_count
 from looptune.ir import Plan
 from looptune.measure import peak_flops
 from looptune.options import (
     count,
     database_option,
+    extent,
     listed,
     many_seconds,
     output_file,
@@ -145,7 +147,7 @@ def add_eval(jobs: Jobs) -> None:
     job.add_argument("--sets", type=listed, default=None, help="comma-separated; default: all")
     job.add_argument("--most", type=count, default=None, help="shapes of a set; default: all")
     help_text = "seconds that the policy may measure for, beside none; default: 0.1"
-    job.add_argument("--budgets", type=many_seconds, default=(0.1,), help=help_text)
+    job.add_argument("--budgets", type=many_seconds, default=None, help=help_text)
     help_text = "seconds a shape that all searches share, to find the best known; default: 0"
     job.add_argument("--best", type=seconds, default=0.0, metavar="SECONDS", help=help_text)
     track = job.add_mutually_exclusive_group()
@@ -170,22 +172,22 @@ def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.Argum
 
     kind = kinds.add_parser("matmul", parents=parents, help="M N K: a[m,k] b[k,n] -> out[m,n]")
     for name in ("M", "N", "K"):
-        kind.add_argument(name, type=int)
+        kind.add_argument(name, type=extent)
     kind.add_argument("--trans-a", action="store_true", help="a is stored as [k, m]")
     kind.add_argument("--trans-b", action="store_true", help="b is stored as [n, k]")
-    kind.add_argument("--batch", type=int, default=None)
+    kind.add_argument("--batch", type=extent, default=None)
 
     kind = kinds.add_parser("gemv", parents=parents, help="M K: a[m,k] x[k] -> y[m]")
     for name in ("M", "K"):
-        kind.add_argument(name, type=int)
+        kind.add_argument(name, type=extent)
 
     kind = kinds.add_parser("conv2d", parents=parents, help="N C H W O R S, as in torch")
     for name in ("N", "C", "H", "W", "O", "R", "S"):
-        kind.add_argument(name, type=int)
+        kind.add_argument(name, type=extent)
     kind.add_argument("--stride", type=int, nargs="+", default=[1])
     kind.add_argument(
         "--padding", type=side, nargs="+", default=[0], metavar="SIDE",
-        help="a number, or two; BEFORE,AFTER twice; same; valid",
+        help="a number, or one each for height and width; BEFORE,AFTER for each; same; valid",
     )  # fmt: skip
     kind.add_argument("--dilation", type=int, nargs="+", default=[1])
     kind.add_argument("--groups", type=int, default=1)
@@ -220,7 +222,7 @@ def contraction_plan(args: argparse.Namespace) -> Plan:
         (args.N, *image),
         (args.O, args.C // max(1, args.groups), args.R, args.S),
         stride=one_or_two(args.stride),
-        padding=one_or_two(args.padding),
+        padding=padding_of(args.padding),
         dilation=one_or_two(args.dilation),
         groups=args.groups,
         layout=args.layout,
@@ -231,6 +233,20 @@ def contraction_plan(args: argparse.Namespace) -> Plan:
 def one_or_two(values: list[Any]) -> Any:
     """A value for both dimensions, or one each."""
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def padding_of(sides: list[Any]) -> Any:
+    """Padding for both dimensions, or one each; raises `SpecError` for what may mean two things."""
+    match sides:
+        case [int() | str() as both]:
+            return both
+        case [int(), int()] | [tuple(), tuple()]:
+            return tuple(sides)
+    given = " ".join(str(side).strip("()").replace(" ", "") for side in sides)
+    raise SpecError(
+        f"--padding {given}: a number for both dimensions, a number or BEFORE,AFTER for each, or "
+        "same or valid would do"
+    )
 
 
 def label_sizes(words: Sequence[str]) -> dict[str, int]:
@@ -247,11 +263,13 @@ def label_sizes(words: Sequence[str]) -> dict[str, int]:
 
 
 def write(args: argparse.Namespace, result: dict[str, object], text: str) -> None:
-    """Print text or JSON; write the JSON where asked."""
+    """Print text or JSON; write the JSON where asked, last: a full disk costs no result."""
     encoded = json.dumps(result, indent=1, default=str)
-    if args.output is not None:
-        args.output.write_text(encoded + "\n")
-    print(encoded if args.json else text)
+    try:
+        print(encoded if args.json else text, flush=True)
+    finally:  # whatever becomes of one of the two, the other is there
+        if args.output is not None:
+            write_text(args.output, encoded + "\n")
 
 
 def run_optimize(args: argparse.Namespace) -> int:
@@ -330,12 +348,12 @@ def tuned(plan: Plan, args: argparse.Namespace) -> Kernel:
         )  # fmt: skip
     except Interrupted as stop:
         print("interrupted: the best so far", file=sys.stderr)
-        best = stop.schedule
+        best, threads = stop.schedule, thread_count(args.threads)
         schedules = [
-            best if nest.key == best.nest.key else default_schedule(nest, target)
+            best if nest.key == best.nest.key else default_schedule(nest, target, threads)
             for nest in plan.nests
         ]
-        return compile_plan(plan, schedules, target=target)
+        return compile_plan(plan, schedules, target=target, threads=threads)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -442,12 +460,16 @@ def run_eval(args: argparse.Namespace) -> int:
     from looptune.models.figures import summary, table
     from looptune.models.sets import SETS
 
+    if args.resume and args.output is None:
+        raise ArgumentError("--resume goes on with a file: name it by --output")
+    if args.model and args.budgets is not None:
+        raise ArgumentError("--budgets with --model: the cost model takes no time; leave it out")
     config = EvalConfig(
         sets=tuple(SETS) if args.sets is None else args.sets,
         most=args.most,
         threads=thread_count(None) if args.threads is None else args.threads,
         target=args.target,
-        budgets=args.budgets,
+        budgets=args.budgets or (0.1,),
         best=args.best,
         model=args.model,
     )
@@ -505,11 +527,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(words)
     args.command = shlex.join(["looptune", *words])
     try:
+        check_apart(args)
         return JOBS[args.job](args)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (SpecError, UnsupportedError, ArgumentError) as error:
+    except (SpecError, NestError, UnsupportedError, ArgumentError) as error:
         print(f"looptune: {error}", file=sys.stderr)
         return 2
     except (LooptuneError, MemoryError, OSError) as error:

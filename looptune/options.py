@@ -7,6 +7,8 @@ import math
 import os
 from pathlib import Path
 
+from looptune.files import is_stream
+from looptune.ir import LARGEST
 from looptune.target import TARGETS
 
 
@@ -14,6 +16,13 @@ def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def extent(text: str) -> int:
+    """A whole number of at least 0 that can be a size in memory."""
+    if not text.isdecimal() or len(text) > 19 or int(text) > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {LARGEST}")
     return int(text)
 
 
@@ -55,12 +64,17 @@ def listed(text: str) -> tuple[str, ...]:
 
 def many_seconds(text: str) -> tuple[float, ...]:
     """Numbers of seconds between commas."""
-    return tuple(seconds(word) for word in listed(text))
+    found = tuple(seconds(word) for word in listed(text))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no number of seconds")
+    return found
 
 
 def output_file(text: str) -> Path:
     """A file that can be written, so that the work is not lost at its end."""
     path = Path(text)
+    if path.exists() and is_stream(path) and not path.is_dir():
+        return path
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
     if path.exists() and not os.access(path, os.W_OK):

@@ -170,7 +170,12 @@ def run(
 
 def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Make the run's folder, or check that it is the same run on the same machine."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise ArgumentError(
+            f"folder {folder} cannot be made: {reason.strerror}; a new folder would do"
+        ) from reason
     wanted = json.loads(json.dumps({"config": asdict(config), "machine": asdict(fingerprint())}))
     place = folder / "config.json"
     if not place.exists():

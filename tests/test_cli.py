@@ -337,6 +337,56 @@ def test_padding_is_written_as_in_python(words, padding):
     assert cli.workload_plan(args).key == conv2d((1, 3, 8, 9), (4, 3, 3, 2), padding=padding).key
 
 
+@pytest.mark.parametrize("words", ["1,2", "1,2 3", "same same", "1 same", "1 2 3"])
+def test_padding_that_may_mean_two_things(capsys, words):
+    given = ["show", "conv2d", *"1383333", "--padding", *words.split()]
+    code, out, err = run(capsys, *given)
+    assert (code, out) == (2, "")
+    assert f"--padding {words}: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("optimize matmul -1 4 4", "argument M: '-1' is no whole number"),
+        ("show conv2d 1 3 -4 4 4 1 1", "argument H: '-4'"),
+        ("show matmul 4 4 4 --batch -1", "argument --batch: '-1'"),
+        ("eval --budgets=", "argument --budgets: '' names no number"),
+    ],
+)
+def test_arguments_are_named(capsys, words, said):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.split())
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("optimize conv2d 1 3 4 4 4 1 1 --padding 1000000000000", "padding=1000000000000"),
+        ("optimize matmul 4 4 4 --epilogue scale:1e39", "'1e39' is too large for float32"),
+        ("eval --resume", "name it by --output"),
+        ("eval --model --budgets 3", "--budgets with --model"),
+        ("eval --resume --output {empty}", "{empty} is no evaluation: it has no header"),
+    ],
+)
+def test_usage_that_has_no_meaning(capsys, words, said, tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    code, out, err = run(capsys, *words.format(empty=empty).split())
+    assert (code, out) == (2, "")
+    assert said.format(empty=empty) in err
+    assert err.count("\n") == 1
+
+
+def test_a_bad_isa_names_its_variable(capsys, monkeypatch):
+    monkeypatch.setenv("LOOPTUNE_ISA", "foo")
+    code, _, err = run(capsys, "peak")
+    assert code == 2
+    assert err.startswith("looptune: LOOPTUNE_ISA: target 'foo' is none of")
+
+
 def test_padding_that_is_none(capsys):
     with pytest.raises(SystemExit):
         cli.main(["show", "conv2d", *"1383333", "--padding", "1,2,3"])

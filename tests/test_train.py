@@ -186,3 +186,10 @@ def test_an_address_needs_runners(config: train.TrainConfig, tmp_path: Path) -> 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(tmp_path / "run"), "--stages", "sleep"]) == 2
     assert "stages ['sleep']" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(config: train.TrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ArgumentError, match=rf"folder {folder} cannot be made: "):
+            train.run(config, folder)
