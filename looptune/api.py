@@ -18,7 +18,7 @@ from looptune.dtypes import ARGUMENTS, numpy_dtype
 from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from looptune.host import thread_count
 from looptune.ir import Plan
-from looptune.runtime.call import as_array, is_tensor, like
+from looptune.runtime.call import as_array, is_tensor, like, meets_itself
 from looptune.runtime.kernel import Kernel
 from looptune.tune import optimize
 from looptune.workloads import conv2d as conv2d_plan
@@ -116,6 +116,11 @@ def run_plan(
     if out is not None:
         if not isinstance(out, np.ndarray):
             raise ArgumentTypeError(f"out is a {type(out).__name__}; an array would do")
+        if meets_itself(out):
+            raise ArgumentError(
+                f"out of shape {out.shape} and strides {out.strides} bytes holds elements that are "
+                "one in memory; a copy would do"
+            )
         if any(np.may_share_memory(out, array) for array in arrays) or not usable(out, arrays[0]):
             return into(out, run_plan(key, make, arrays, None, threads))
     strides = None if out is None else element_strides(out)
@@ -137,7 +142,8 @@ def run_plan(
 
 def result_array(out: object) -> np.ndarray | None:
     """An array on the memory of `out`, if there is one."""
-    return as_array(out, -1) if is_tensor(out) else out  # type: ignore[return-value]
+    known = is_tensor(out) or isinstance(out, np.ndarray)
+    return as_array(out, -1) if known else out  # type: ignore[return-value]
 
 
 def check_shape(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -149,9 +155,8 @@ def check_shape(out: np.ndarray, shape: tuple[int, ...]) -> None:
 def usable(out: np.ndarray, like_array: np.ndarray) -> bool:
     """Whether a kernel can write `out` directly."""
     whole = all(stride % out.itemsize == 0 for stride in out.strides)
-    distinct = all(s for s, n in zip(out.strides, out.shape, strict=True) if n > 1)
     wanted = numpy_dtype(result_dtype(check_dtype(like_array.dtype.name), None))
-    return bool(out.dtype == wanted and out.flags.aligned and whole and distinct)
+    return bool(out.dtype == wanted and out.flags.aligned and whole)
 
 
 def into(out: np.ndarray, result: np.ndarray) -> np.ndarray:

@@ -434,6 +434,11 @@ static PyObject *entry_call(PyObject *object, PyObject *args, PyObject *kwargs)
     int held = 0, good = 1;
     while (good && held < self->argument_count) {
         PyObject *argument = held == 0 ? out : PyTuple_GetItem(args, held - 1);
+        /* NumPy's array is no heap type; its subclasses are, and may hide more than a buffer: a mask */
+        if (PyType_GetFlags(Py_TYPE(argument)) & Py_TPFLAGS_HEAPTYPE) {
+            good = 0;
+            break;
+        }
         int flags = held == 0 ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
         if (PyObject_GetBuffer(argument, &views[held], flags)) {
             PyErr_Clear();

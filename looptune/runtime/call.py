@@ -105,6 +105,12 @@ def as_array(operand: Any, position: int) -> np.ndarray:
     `ArgumentTypeError` for anything else.
     """
     if isinstance(operand, np.ndarray):
+        if is_masked(operand):
+            name = f"operand {position}" if position >= 0 else "out"
+            raise ArgumentTypeError(
+                f"{name} is a masked array, whose mask would be lost; its filled(0), or its data, "
+                "would do"
+            )
         return operand
     if getattr(operand, "is_neg", bool)():  # torch's lazy minus sign, which DLPack drops
         if position < 0:
@@ -138,6 +144,12 @@ def is_tensor(operand: object) -> bool:
     """Whether an operand is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(operand, torch.Tensor)
+
+
+def is_masked(operand: object) -> bool:
+    """Whether an operand is an array with a mask."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(operand, masked.MaskedArray)
 
 
 def like(first: object, result: np.ndarray) -> object:
@@ -181,6 +193,19 @@ def check_out(out: np.ndarray, inputs: Sequence[np.ndarray], names: Sequence[str
                 f"out shares memory with {name}, which would be overwritten while it is read; "
                 "pass another array, or use looptune.matmul or looptune.einsum, which allow it"
             )
+
+
+def meets_itself(array: np.ndarray) -> bool:
+    """Whether two indices may mean one element, as after a broadcast or torch's expand."""
+    if array.size == 0:
+        return False
+    steps = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize - 1  # mixed radix: each stride must clear what the smaller ones reach
+    for stride, size in steps:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def checked_pointers(
