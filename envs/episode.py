@@ -141,7 +141,7 @@ class GraphEnv(gymnasium.Env[Observation, np.int64], ABC):
     ) -> tuple[Observation, Info]:
         """A new episode. Raises `ArgumentError` for unknown options and nests without slots."""
         super().reset(seed=seed)
-        options = options or {}
+        options = {} if options is None else options
         self.problem = chosen(options, self.others, self.problems, self.np_random)
         if not in_domain(self.problem.nest):
             nest = self.problem.nest

@@ -241,7 +241,7 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, Info]:
         """A new episode; raises `ArgumentError` for unknown options."""
         super().reset(seed=seed)
-        self.problem = chosen(options or {}, (), self.problems, self.np_random)
+        self.problem = chosen({} if options is None else options, (), self.problems, self.np_random)
         nest = self.problem.nest
         walk = CursorWalk(nest, tuple(Loop(axis) for axis in range(len(nest.axes))))
         self.past = [(walk, self.rate(self.problem, walk.schedule))]

@@ -82,6 +82,8 @@ def chosen(
 
     Raises `ArgumentError` for options that are neither of a problem nor among `others`.
     """
+    if not isinstance(options, Mapping):
+        raise ArgumentTypeError(f"options={options!r:.80}; a mapping or None would do")
     known = (*GIVEN, *others)
     unknown = sorted(set(options) - set(known), key=str)
     if unknown:

@@ -7,6 +7,7 @@ argument can: two int16 to be multiplied with two others, the second of them 0.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ ITEM_BYTES: dict[str, int] = {
     "int32": 4,
     "int16x2": 4,
 }
+FLOAT32_LARGEST = (2 - 2.0**-23) * 2.0**127
 ARGUMENTS = ("float32", "float64", "float16", "bfloat16", "int8", "int32")
 ACCUMULATOR: dict[DType, DType] = {
     "float32": "float32",
@@ -42,6 +44,18 @@ def is_narrow(dtype: DType) -> bool:
 def is_whole(dtype: DType) -> bool:
     """Whether the type holds whole numbers."""
     return dtype in ("int8", "int32", "int16x2")
+
+
+def fits(dtype: DType, value: float) -> bool:
+    """Whether a number is infinite, none, or within what the floating-point type holds.
+
+    The types of whole numbers hold what their own rules say.
+    """
+    try:
+        largest = abs(float(value))
+    except OverflowError:
+        return False
+    return dtype != "float32" or not FLOAT32_LARGEST < largest < math.inf
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:

@@ -38,6 +38,8 @@ def contraction(spec: str, *arrays: np.ndarray) -> Any:
 
     Raises `SpecError` for a spec with more operands, a repeated label or no output.
     """
+    if not isinstance(spec, str):
+        raise SpecError(f"the spec is {spec!r:.80}; an einsum string such as 'mk,kn->mn' would do")
     terms, arrow, output = spec.replace(" ", "").partition("->")
     labels = terms.split(",")
     plain = all(len(set(term)) == len(term) and term.isalpha() for term in (*labels, output))
@@ -111,7 +113,7 @@ def side_by_side(source: Any, schedule: Schedule) -> str:
 
 def ir_of(source: Any) -> Any:
     """The IR of a tensor or a loop tree, or the IR itself."""
-    return source if isinstance(source, library().IR) else source.ir
+    return source if isinstance(source, library().IR) else part_of(source, "ir")
 
 
 def tree_of(source: Any) -> Any:
@@ -119,7 +121,17 @@ def tree_of(source: Any) -> Any:
     lt = library()
     if isinstance(source, lt.LoopTree):
         return source
-    return lt.LoopTree(source) if isinstance(source, lt.IR) else source.loop_tree
+    return lt.LoopTree(source) if isinstance(source, lt.IR) else part_of(source, "loop_tree")
+
+
+def part_of(source: Any, name: str) -> Any:
+    """What a tensor or a loop tree holds; raises `SpecError` for anything else."""
+    try:
+        return getattr(source, name)
+    except AttributeError:
+        raise SpecError(
+            f"{type(source).__name__} is no loop_tool tensor, IR or loop tree"
+        ) from None
 
 
 def operation(ir: Any, node: int) -> str:

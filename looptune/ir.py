@@ -20,7 +20,7 @@ from functools import cached_property
 from operator import mul
 from typing import Literal
 
-from looptune.dtypes import ACCUMULATOR, ITEM_BYTES, DType, is_whole
+from looptune.dtypes import ACCUMULATOR, ITEM_BYTES, DType, fits, is_whole
 from looptune.errors import NestError
 
 Reduction = Literal["add", "max", "min"]
@@ -34,6 +34,25 @@ def check_whole(what: str, *values: object, least: int = -LARGEST) -> None:
     for value in values:
         if type(value) is not int or not least <= value <= LARGEST:
             raise NestError(f"{what} is {value!r}; a whole number of at least {least} would do")
+
+
+def check_kind(what: str, value: object, kind: type) -> None:
+    """Raise `NestError` unless `value` is of just this type."""
+    if type(value) is not kind:
+        raise NestError(f"{what} is {value!r:.80}; a {kind.__name__} would do")
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise `NestError` unless `value` is an int or a float, and a float holds it."""
+    if type(value) is float or (type(value) is int and fits("float64", value)):
+        return
+    raise NestError(f"{what} is {value!r:.80}; a number that a float holds would do")
+
+
+def check_dtype(what: str, dtype: object) -> None:
+    """Raise `NestError` unless `dtype` is the name of an element type."""
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise NestError(f"{what} has dtype {dtype!r:.80}; {sorted(ITEM_BYTES)} would do")
 
 
 def check_instances(what: str, values: object, kind: type) -> None:
@@ -56,6 +75,7 @@ class Axis:
         if not isinstance(self.name, str):
             raise NestError(f"an axis has name {self.name!r}; a string would do")
         check_whole(f"the extent of axis {self.name}", self.extent, least=0)
+        check_kind(f"whether axis {self.name} is a reduction", self.reduction, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +122,12 @@ class Operand:
     moves: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_kind("the name of an operand", self.name, str)
         check_instances(f"the dimensions of {self.name}", self.dims, Dim)
-        if self.dtype not in ITEM_BYTES:
-            raise NestError(f"{self.name} has dtype {self.dtype!r}; {sorted(ITEM_BYTES)} would do")
+        check_dtype(self.name, self.dtype)
+        check_number(f"the fill of {self.name}", self.fill)
+        if not fits(ACCUMULATOR[self.dtype], self.fill):
+            raise NestError(f"{self.name} of {self.dtype} is filled with {self.fill}: too large")
         # Asked for thousands of times while a schedule is priced or lowered.
         columns = zip(*(dim.coefficients for dim in self.dims), strict=False)
         strides = [dim.stride for dim in self.dims]
@@ -180,8 +203,9 @@ class Scale:
     factor: float
 
     def __post_init__(self) -> None:
-        if type(self.factor) not in (int, float):
-            raise NestError(f"scale by {self.factor!r}; a number would do")
+        check_number("the factor of a scale", self.factor)
+        if not math.isfinite(self.factor):
+            raise NestError(f"the factor of a scale is {self.factor}; a finite number would do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +250,16 @@ class Nest:
             raise NestError(f"a nest reads one or two operands, not {len(self.inputs)}")
         if self.reduction not in tuple(IDENTITY):
             raise NestError(f"reduction {self.reduction!r} is none of {sorted(IDENTITY)}")
+        check_kind("whether a nest accumulates", self.accumulate, bool)
+        if len({axis.name for axis in self.axes}) != len(self.axes):
+            raise NestError(f"two axes share a name: {[axis.name for axis in self.axes]}")
         if not isinstance(self.epilogue, tuple) or not all(
             isinstance(step, Step) for step in self.epilogue
         ):
             raise NestError(f"the epilogue is {self.epilogue!r}; a tuple of steps would do")
+        for step in self.epilogue:
+            if isinstance(step, Scale) and not fits(self.dtype, step.factor):
+                raise NestError(f"scale by {step.factor} in {self.dtype}, which cannot hold it")
         for operand in self.operands:
             check_access(operand, self.axes, self.dtype)
         check_output(self.output, self.axes)
@@ -394,7 +424,7 @@ def check_whole_numbers(nest: Nest) -> None:
     if len(nest.inputs) == 2 and wide:
         raise NestError(f"{nest}: products are of int8 with int8; {wide} are int32")
     for operand in nest.inputs:
-        if operand.fill != int(operand.fill) or not -128 <= operand.fill <= 127:
+        if not -128 <= operand.fill <= 127 or operand.fill != int(operand.fill):
             raise NestError(f"{operand.name} is filled with {operand.fill}; an int8 would do")
 
 
@@ -430,10 +460,14 @@ class Tensor:
     strides: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_kind("the name of a tensor", self.name, str)
+        check_dtype(self.name, self.dtype)
         check_instances(f"the sizes of {self.name}", self.shape, int)
         check_instances(f"the strides of {self.name}", self.strides, int)
         check_whole(f"a size of {self.name}", *self.shape, least=0)
         check_whole(f"a stride of {self.name}", *self.strides)
+        if len(self.shape) != len(self.strides):
+            raise NestError(f"{self.name} has shape {self.shape} and strides {self.strides}")
         steps = zip(self.shape, self.strides, strict=True)
         span = sum((size - 1) * abs(stride) for size, stride in steps if size > 1)
         if 0 not in self.shape and max(span, math.prod(self.shape)) > LARGEST // 8:
@@ -469,6 +503,12 @@ class Plan:
     channel: int = -1
 
     def __post_init__(self) -> None:
+        check_instances("the nests of a plan", self.nests, Nest)
+        check_instances("the inputs of a plan", self.inputs, Tensor)
+        check_instances("the output of a plan", (self.output,), Tensor)
+        check_instances("the temporaries of a plan", self.temporaries, Tensor)
+        check_kind("the spec of a plan", self.spec, str)
+        check_whole("the channel of a plan", self.channel)
         known = {tensor.name: tensor for tensor in self.tensors}
         if len(known) != len(self.tensors):
             raise NestError(

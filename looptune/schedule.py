@@ -55,6 +55,20 @@ class Pack:
     order: tuple[int, ...]
     at: int | str = "root"
 
+    def __post_init__(self) -> None:
+        whole = type(self.order) is tuple and all(type(dim) is int for dim in self.order)
+        if type(self.operand) is not int or not whole or not is_place(self.at):
+            raise ScheduleError(
+                f"a pack of operand {self.operand!r:.80} in order {self.order!r:.80} at "
+                f"{self.at!r:.80}; a number, a tuple of numbers, and a loop's number or 'root' "
+                "would do"
+            )
+
+
+def is_place(at: object) -> bool:
+    """Whether a pack may be made there: in a loop, by number, or at the root."""
+    return type(at) is int or (isinstance(at, str) and at == "root")
+
 
 Action = tuple[str, tuple[object, ...]]
 
@@ -77,8 +91,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if not isinstance(self.nest, Nest):
             raise ScheduleError(f"a schedule of {self.nest!r}; a Nest would do")
-        if not all(isinstance(loop, Loop) for loop in self.loops):
-            raise ScheduleError(f"a schedule with loops {self.loops!r}; a tuple of Loop would do")
+        check_kinds(self)
         if not self.loops and not self.actions:
             object.__setattr__(self, "loops", tuple(Loop(a) for a in range(len(self.nest.axes))))
         check_loops(self)
@@ -189,6 +202,27 @@ class Schedule:
             marks += ["parallel"] if self.parallel == at else []
             lines.append("  " * at + f"for {self.name(at)}  ({', '.join(map(str, marks))})")
         return "\n".join(lines)
+
+
+def check_kinds(schedule: Schedule) -> None:
+    """Raise `ScheduleError` for fields of other kinds. A search makes thousands of schedules."""
+    for name, kind in (("loops", Loop), ("packs", Pack)):
+        values = getattr(schedule, name)
+        if type(values) is not tuple or not all(isinstance(value, kind) for value in values):
+            raise ScheduleError(
+                f"a schedule with {name} {values!r:.80}; a tuple of {kind.__name__} would do"
+            )
+    for name in ("vector", "parallel"):
+        value = getattr(schedule, name)
+        if value is not None and type(value) is not int:
+            raise ScheduleError(f"a schedule with {name}={value!r:.80}; a number or None would do")
+    actions = schedule.actions
+    if type(actions) is not tuple or not all(
+        type(action) is tuple and len(action) == 2 for action in actions
+    ):
+        raise ScheduleError(
+            f"a schedule with actions {actions!r:.80}; a tuple of (primitive, arguments) would do"
+        )
 
 
 def check_loops(schedule: Schedule) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ SCHEMA = 1
 SHIPPED = "measured.jsonl.gz"
 LONGEST_LINE = 1 << 22
 CACHES = 3  # levels of a target's
+LARGEST = 1e9  # more than any logarithm of a ratio of times
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MeasuredSchedule:
             check_whole("a decision", action, 0)
         check_whole("n", self.n, 1)
         for name, value in (("mean", self.mean), ("sd", self.sd)):
-            if type(value) not in (int, float) or not math.isfinite(value):
+            if type(value) not in (int, float) or not -LARGEST < value < LARGEST:
                 raise MeasurementError(f"{name} is {value!r}; a finite number would do")
 
 
@@ -97,7 +97,8 @@ def load(path: str | os.PathLike[str] | None = None) -> Iterator[MeasuredProblem
     except LooptuneError as reason:
         raise MeasurementError(f"{place}, line {number}: {reason}") from reason
     except (
-        OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError
+        OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError,
+        OverflowError, RecursionError,
     ) as reason:  # fmt: skip
         raise MeasurementError(f"{place}, line {number}: no measurements: {reason}") from reason
 

@@ -71,6 +71,8 @@ def test_files_that_are_none(tmp_path: Path, lines: list[str], message: str) -> 
         ({"n": True}, "n is True"),
         ({"mean": None}, "mean is None; a finite number"),
         ({"mean": float("nan")}, "mean is nan"),
+        ({"mean": 10**400}, "mean is 1000"),
+        ({"target": []}, r"target \[\]"),
         ({"sd": float("inf")}, "sd is inf"),
         ({"decisions": "x"}, "a decision is 'x'"),
         ({"decisions": [-1]}, "a decision is -1; a whole number of at least 0"),
@@ -91,6 +93,37 @@ def test_values_that_nobody_measured(
         part.update({name: changes[name] for name in changes if name in part})
     path = written(tmp_path / "m.jsonl.gz", *map(json.dumps, parts[:2]))
     with pytest.raises(MeasurementError, match=rf"line \d: {message}"):
+        list(load(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accumulate", {}), ("reduction", []), ("reduction", {}), ("output", []), ("inputs", 5),
+        ("epilogue", [["Scale", {"factor": []}]]), ("epilogue", [["Activation", 5]]),
+        ("epilogue", 5), ("axes", [{"name": [], "extent": 3, "reduction": False}]),
+    ],
+)  # fmt: skip
+def test_nests_that_are_none(tmp_path: Path, name: str, value: object) -> None:
+    nest = {**nest_to_json(NEST), name: value}
+    check_refused(tmp_path, nest)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fill", "x"), ("fill", [0]), ("fill", 10**400), ("name", []), ("dtype", {}), ("dims", 5)],
+)
+def test_operands_that_are_none(tmp_path: Path, name: str, value: object) -> None:
+    nest = nest_to_json(NEST)
+    nest["output"][name] = value
+    check_refused(tmp_path, nest)
+
+
+def check_refused(folder: Path, nest: object) -> None:
+    row = {"decisions": [], "actions": [], "n": 7, "mean": 0.1, "sd": 0.1}
+    line = {"nest": nest, "target": "avx2", "threads": 1, "rows": [row]}
+    path = written(folder / "m.jsonl.gz", json.dumps(EXAMPLE), json.dumps(line))
+    with pytest.raises(MeasurementError, match="line 2: "):
         list(load(path))
 
 

@@ -205,6 +205,8 @@ def test_unknown_settings_are_told(name: str, wrong: dict[str, str]) -> None:
         ({"threads": 0}, "threads=0; a whole number from 1 would do"),
         ({"threads": 1.5}, "threads=1.5; a whole number"),
         ({"threads": "x"}, "threads='x'; a whole number"),
+        (5, "options=5; a mapping"),
+        (0, "options=0; a mapping"),
         ({3: 4, "nets": 5}, r"options \[3, 'nets'\]"),
     ],
 )

@@ -12,7 +12,7 @@ from operator import index
 from typing import Any, TypedDict, Unpack
 
 from looptune.dtypes import DType
-from looptune.errors import SpecError, UnsupportedError
+from looptune.errors import NestError, SpecError, UnsupportedError
 from looptune.ir import LARGEST, Axis, Dim, Nest, Operand, Plan, Tensor, contiguous
 from looptune.workloads.einsum import Shape, check_dtype, result_dtype, whole_numbers
 
@@ -211,9 +211,15 @@ def convolution(
         batch, count, channels, filters, image, kernel, tuple(result), steps, spread, before, last
     )
     written = result_dtype(kind, out_dtype)
-    tensors = conv_tensors(shape, x_shape, w_shape, (kind, written), strides, out_strides)
     channel = -1 if last else 1
-    return Plan((direct_nest(shape, *tensors),), tensors[:2], tensors[2], channel=channel)
+    try:
+        tensors = conv_tensors(shape, x_shape, w_shape, (kind, written), strides, out_strides)
+        return Plan((direct_nest(shape, *tensors),), tensors[:2], tensors[2], channel=channel)
+    except NestError as reason:
+        raise SpecError(
+            f"x of shape {x_shape} with padding={padding!r}, stride={stride!r}, "
+            f"dilation={dilation!r}: {reason}"
+        ) from reason
 
 
 def conv_tensors(

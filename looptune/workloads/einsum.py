@@ -44,6 +44,13 @@ def check_dtype(dtype: str) -> DType:
     return name  # type: ignore[return-value]
 
 
+def check_flags(**flags: object) -> None:
+    """Raise `SpecError` for a flag that is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise SpecError(f"{name}={value!r:.80}; True or False would do")
+
+
 def result_dtype(dtype: DType, wanted: str | None) -> DType:
     """The result's type: as `wanted`, or int32 for whole numbers and else that of the operands.
 
@@ -224,6 +231,7 @@ def einsum(
     """
     if not isinstance(spec, str):
         raise SpecError(f"the spec is {spec!r}; an einsum string such as 'mk,kn->mn' would do")
+    check_flags(accumulate=accumulate)
     kind = check_dtype(dtype)
     if bool(shapes) == bool(sizes) and spec.replace(" ", "").strip("->,"):
         raise SpecError(f"einsum {spec!r}: give the operands' shapes or the labels' sizes")

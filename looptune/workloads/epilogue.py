@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from looptune.dtypes import is_whole
+from looptune.dtypes import ACCUMULATOR, DType, fits, is_whole
 from looptune.errors import SpecError, UnsupportedError
 from looptune.ir import (
     ACTIVATIONS,
@@ -68,12 +68,14 @@ def fuse(plan: Plan, epilogue: str | Sequence[str]) -> Plan:
 def made_steps(plan: Plan, word: str, taken: set[str]) -> Iterator[Made]:
     """The steps of one word: what to do, with the tensor it reads, if any."""
     output = plan.output
-    name, _, argument = word.partition(":")
+    name, colon, argument = word.partition(":")
+    if colon and not argument:
+        raise SpecError(f"epilogue {word!r} says nothing behind its colon; {list(WORDS)} would do")
     match name:
         case "relu" | "gelu" | "sigmoid" | "tanh" if not argument:
             yield "apply", Activation(name)
         case "scale" if argument:
-            yield "apply", Scale(number(word, argument))
+            yield "apply", Scale(number(word, argument, ACCUMULATOR[output.dtype]))
         case "bias" if argument in ("", "row", "column"):
             dim = {"": plan.channel, "row": -2, "column": -1}[argument]
             yield f"add {dim}", vector(output, dim, word, fresh("bias", taken))
@@ -88,14 +90,16 @@ def made_steps(plan: Plan, word: str, taken: set[str]) -> Iterator[Made]:
             raise SpecError(f"epilogue {word!r} is none of {list(WORDS)}")
 
 
-def number(word: str, text: str) -> float:
-    """A finite number in a step."""
+def number(word: str, text: str, dtype: DType) -> float:
+    """A finite number in a step, which the type can hold."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         raise SpecError(f"epilogue {word!r}: {text!r} is no finite number")
+    if not fits(dtype, value):
+        raise SpecError(f"epilogue {word!r}: {text!r} is too large for {dtype}")
     return value
 
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from looptune.errors import SpecError
 from looptune.ir import Plan
-from looptune.workloads.einsum import Shape, einsum
+from looptune.scalars import whole
+from looptune.workloads.einsum import Shape, check_flags, einsum
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raise `SpecError` for a size that is no whole number of at least 0."""
+    for name, value in sizes.items():
+        found = whole(value)
+        if found is None or found < 0:
+            raise SpecError(f"{name}={value!r:.80}; a whole number of at least 0 would do")
 
 
 def matmul(
@@ -24,6 +34,8 @@ def matmul(
 
     Strides are of the stored dimensions, in elements; `out_dtype` as in `einsum`.
     """
+    check_flags(trans_a=trans_a, trans_b=trans_b)
+    check_sizes(m=m, n=n, k=k)
     a, b = "km" if trans_a else "mk", "nk" if trans_b else "kn"
     sizes = {"m": m, "n": n, "k": k}
     return einsum(
@@ -54,6 +66,8 @@ def batched_matmul(
     strides_out: Shape | None = None,
 ) -> Plan:
     """`batch` matrix products: out[b, m, n] = sum_k a[b, m, k] * b[b, k, n]."""
+    check_flags(trans_a=trans_a, trans_b=trans_b)
+    check_sizes(batch=batch, m=m, n=n, k=k)
     a, b = "bkm" if trans_a else "bmk", "bnk" if trans_b else "bkn"
     sizes = {"b": batch, "m": m, "n": n, "k": k}
     return einsum(
@@ -70,6 +84,8 @@ def batched_matmul(
 
 def gemv(m: int, k: int, *, trans_a: bool = False, dtype: str = "float32") -> Plan:
     """out[m] = sum_k a[m, k] * b[k]; transposed, a is stored as [k, m]."""
+    check_flags(trans_a=trans_a)
+    check_sizes(m=m, k=k)
     shape = (k, m) if trans_a else (m, k)
     return einsum("km,k->m" if trans_a else "mk,k->m", shape, (k,), dtype=dtype)
 
