@@ -175,6 +175,8 @@ class Database:
         try:
             return prepared(str(self.path))
         except (sqlite3.OperationalError, OSError) as reason:
+            if getattr(reason, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:  # for now
+                raise DatabaseError(f"{self.path}: {reason}") from reason
             if starts_as_database(self.path):
                 return for_reading(self.path, reason)
             set_aside(self.path, str(reason))

@@ -489,6 +489,15 @@ def test_what_cannot_be_written_is_read(
         Database(tmp_path / "absent")
 
 
+def test_a_locked_one_is_not_opened_for_reading_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Database(tmp_path / FILE)
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.01)
+    with store.transaction(), pytest.raises(DatabaseError, match="locked"):
+        Database(tmp_path / FILE)
+
+
 def test_moving_aside_leaves_others_locks(tmp_path: Path) -> None:
     (tmp_path / "poetry.lock").write_text("precious")
     path = tmp_path / "poetry.db"
