@@ -42,11 +42,9 @@ def check_kind(what: str, value: object, kind: type) -> None:
         raise NestError(f"{what} is {value!r:.80}; a {kind.__name__} would do")
 
 
-def check_number(what: str, value: object) -> None:
-    """Raise `NestError` unless `value` is an int or a float, and a float holds it."""
-    if type(value) is float or (type(value) is int and fits("float64", value)):
-        return
-    raise NestError(f"{what} is {value!r:.80}; a number that a float holds would do")
+def is_number(value: object) -> bool:
+    """Whether a value is an int or a float, and a float holds it."""
+    return type(value) is float or (type(value) is int and fits("float64", value))
 
 
 def check_dtype(what: str, dtype: object) -> None:
@@ -125,7 +123,8 @@ class Operand:
         check_kind("the name of an operand", self.name, str)
         check_instances(f"the dimensions of {self.name}", self.dims, Dim)
         check_dtype(self.name, self.dtype)
-        check_number(f"the fill of {self.name}", self.fill)
+        if not is_number(self.fill):
+            raise NestError(f"the fill of {self.name} is {self.fill!r:.80}; a number would do")
         if not fits(ACCUMULATOR[self.dtype], self.fill):
             raise NestError(f"{self.name} of {self.dtype} is filled with {self.fill}: too large")
         # Asked for thousands of times while a schedule is priced or lowered.
@@ -203,9 +202,8 @@ class Scale:
     factor: float
 
     def __post_init__(self) -> None:
-        check_number("the factor of a scale", self.factor)
-        if not math.isfinite(self.factor):
-            raise NestError(f"the factor of a scale is {self.factor}; a finite number would do")
+        if not is_number(self.factor) or not math.isfinite(self.factor):
+            raise NestError(f"scale by {self.factor!r:.80}; a finite number would do")
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,24 +205,23 @@ class Schedule:
 
 
 def check_kinds(schedule: Schedule) -> None:
-    """Raise `ScheduleError` for fields of other kinds. A search makes thousands of schedules."""
-    for name, kind in (("loops", Loop), ("packs", Pack)):
-        values = getattr(schedule, name)
-        if type(values) is not tuple or not all(isinstance(value, kind) for value in values):
+    """Raise `ScheduleError` for fields of other kinds, quickly: a search makes many schedules."""
+    for values, kind, name in (
+        (schedule.loops, Loop, "loops"),
+        (schedule.packs, Pack, "packs"),
+        (schedule.actions, tuple, "actions"),
+    ):
+        if type(values) is not tuple or not {*map(type, values)} <= {kind}:
             raise ScheduleError(
                 f"a schedule with {name} {values!r:.80}; a tuple of {kind.__name__} would do"
             )
-    for name in ("vector", "parallel"):
-        value = getattr(schedule, name)
-        if value is not None and type(value) is not int:
-            raise ScheduleError(f"a schedule with {name}={value!r:.80}; a number or None would do")
-    actions = schedule.actions
-    if type(actions) is not tuple or not all(
-        type(action) is tuple and len(action) == 2 for action in actions
-    ):
+    if not {*map(len, schedule.actions)} <= {2}:
         raise ScheduleError(
-            f"a schedule with actions {actions!r:.80}; a tuple of (primitive, arguments) would do"
+            f"a schedule with actions {schedule.actions!r:.80}; (primitive, arguments) would do"
         )
+    for number, name in ((schedule.vector, "vector"), (schedule.parallel, "parallel")):
+        if number is not None and type(number) is not int:
+            raise ScheduleError(f"a schedule with {name}={number!r:.80}; a number or None would do")
 
 
 def check_loops(schedule: Schedule) -> None:

@@ -27,6 +27,7 @@ from looptune.envs.construct import ConstructEnv
 from looptune.envs.problem import Problem, listed, on_any_machine, on_this_machine, pooled
 from looptune.envs.rewards import Gain, Measured, modelled
 from looptune.errors import ArgumentError
+from looptune.files import append_text, write_text
 from looptune.host import available_cores, fingerprint
 from looptune.lower import GENERATOR_VERSION
 from looptune.models import checkpoint, dataset, ppo
@@ -114,8 +115,8 @@ class Log:
 
         def report(values: Mapping[str, float]) -> None:
             seconds = time.monotonic() - began
-            with (self.folder / "log.jsonl").open("a") as file:
-                file.write(json.dumps({"stage": stage, "seconds": seconds, **values}) + "\n")
+            line = json.dumps({"stage": stage, "seconds": seconds, **values})
+            append_text(self.folder / "log.jsonl", line + "\n")
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             tqdm.write(f"{stage}: {shown}", file=sys.stderr)
             step = int(values.get("steps", values.get("epoch", 0)))
@@ -181,7 +182,7 @@ def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
     if not place.exists():
         if any(folder.iterdir()):
             raise ArgumentError(f"{folder} holds other files; a new folder would do")
-        place.write_text(json.dumps(wanted, indent=1) + "\n")
+        write_text(place, json.dumps(wanted, indent=1) + "\n")
         return
     if not resume:
         raise ArgumentError(f"{folder} holds a run; resume=True goes on with it")
