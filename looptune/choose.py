@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,13 @@ from tqdm import tqdm
 from looptune.cost import predict
 from looptune.database import Database, Record, key_of, schedule_of
 from looptune.default import default_schedule
-from looptune.errors import DatabaseError, LoweringError, SpecError, UnsupportedHostError
+from looptune.errors import (
+    DatabaseError,
+    LoweringError,
+    MeasurementError,
+    SpecError,
+    UnsupportedHostError,
+)
 from looptune.host import runs
 from looptune.ir import Nest
 from looptune.measure import Posterior
@@ -193,6 +199,11 @@ def predicted(nest: Nest, options: Options) -> Chosen:
 def measured(nest: Nest, options: Options) -> Chosen:
     """What a strategy finds by measuring, recorded if it beats the default."""
     budget = options.budget
+    worker = Worker(nest, options.target, options.threads, options.seed)
+    if options.isolate:
+        with suppress(MeasurementError):  # it is started again for each candidate
+            worker.begin()
+    # Only now: to start a process takes half a second, which finds nothing.
     spending = Spending(budget.seconds, budget.measurements, options.clock, options.clock())
     bar = bar_of(options)
     hear = options.progress if callable(options.progress) else None
@@ -207,7 +218,6 @@ def measured(nest: Nest, options: Options) -> Chosen:
         bar.set_postfix_str(f"best {math.exp(best):.2f}x the default{left}", refresh=False)
         bar.update()
 
-    worker = Worker(nest, options.target, options.threads, options.seed)
     with bar, closing(worker):
         remote = worker.posterior if options.isolate else None
         tuner = Tuner(

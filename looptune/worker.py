@@ -109,11 +109,15 @@ class Child:
         self.process: subprocess.Popen[str] | None = None
         self.died = 0
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request, to a new process if there is none; kill one that does not answer."""
+    def begin(self) -> None:
+        """Start the process if there is none, and wait until it has taken the problem."""
         if self.process is None:
             self.process = self.started()
             self.exchange(self.problem)
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, to a new process if there is none; kill one that does not answer."""
+        self.begin()
         return self.exchange(request)
 
     def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:

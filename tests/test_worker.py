@@ -13,9 +13,11 @@ import pytest
 from harness import needs_host
 
 import looptune
+from looptune import choose
 from looptune.choose import Budget
 from looptune.errors import MeasurementError
 from looptune.host import host_target
+from looptune.measure import Posterior
 from looptune.schedule import Schedule, parse_order
 from looptune.worker import Worker
 from looptune.workloads import matmul
@@ -118,3 +120,43 @@ def test_isolated_searches_report_what_failed() -> None:
         isolate=True,
     )  # fmt: skip
     assert kernel.report.tried == 3
+
+
+@needs_host
+def test_the_start_of_the_worker_is_none_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process takes 5 s to start here, and a candidate 0.1 of the budget's 1 s."""
+    now = 0.0
+
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        def begin(self) -> None:
+            nonlocal now
+            now += 5.0
+
+        def posterior(self, schedule: Schedule) -> Posterior:
+            nonlocal now
+            now += 0.1
+            return Posterior(5, -0.1, 0.0)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(choose, "Worker", Slow)
+    options = choose.Options(
+        target=host_target(), threads=1, strategy="random", budget=Budget(seconds=1.0),
+        isolate=True, clock=lambda: now,
+    )  # fmt: skip
+    assert choose.choose(NEST, options).tried == 8
+
+
+@needs_host
+def test_a_worker_that_cannot_start_costs_its_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "started", lambda _: subprocess.Popen(
+        [sys.executable, "-c", CRASH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ))  # fmt: skip
+    kernel = looptune.optimize(
+        matmul(24, 32, 16), strategy="random", budget=Budget(measurements=2), database=None,
+        isolate=True,
+    )  # fmt: skip
+    assert kernel.report.rejected == {"MeasurementError": 2}
