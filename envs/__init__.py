@@ -8,7 +8,8 @@ try:
     from gymnasium.envs.registration import register
 except ImportError as missing:
     raise ImportError(
-        "looptune.envs needs gymnasium: pip install 'looptune[envs]' brings it"
+        "looptune.envs needs gymnasium: pip install -c constraints.txt '.[envs]' in the checkout "
+        "brings it"
     ) from missing
 
 ENVIRONMENTS = {

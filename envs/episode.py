@@ -24,6 +24,7 @@ from looptune.envs.problem import (
     chosen,
     named,
     on_this_machine,
+    warn_of_the_end,
 )
 from looptune.envs.rewards import LEAST, REWARDS, Gain, Measured, clipped, modelled
 from looptune.errors import ArgumentError
@@ -33,8 +34,8 @@ from looptune.graph import (
     PAIRS,
     ActionTable,
     Observation,
-    action_number,
     in_domain,
+    known_action,
     shapes,
 )
 from looptune.schedule import Schedule
@@ -158,9 +159,12 @@ class GraphEnv(gymnasium.Env[Observation, np.int64], ABC):
         return {**found, **{name: found[name].copy() for name in ("candidates", "action_mask")}}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, Info]:
-        """Take an action."""
-        number, before = action_number(action), self.state
-        if before.done or not (0 <= number < self.table.size and before.mask[number]):
+        """Take an action. Raises `ArgumentError` for one outside of the space; behind the end of an
+        episode nothing happens, with a warning."""
+        number, before = known_action(action, self.table.size), self.state
+        if before.done or self.refused >= PATIENCE:
+            warn_of_the_end()
+        if before.done or not before.mask[number]:
             self.refused += 1
             info = {"action_mask": before.mask, "illegal": True}
             return self.seen(), ILLEGAL_PENALTY, before.done, self.refused >= PATIENCE, info

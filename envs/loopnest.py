@@ -341,8 +341,9 @@ class LoopNestEnv(GraphEnv):
     | operand | pack at the root, there with the lanes last, or inside the loops that reuse it |
     | nest | stop |
 
-    Observations are those of `looptune.graph`, without candidates. Of the options,
-    `start="untuned"` is the written order of loops.
+    Observations are those of `looptune.graph`, without candidates.
+    `reset(options={"start": "untuned"})` begins with the written order of loops instead of the
+    default schedule ("default").
     """
 
     table = TABLE

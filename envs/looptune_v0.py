@@ -27,9 +27,10 @@ from looptune.envs.problem import (
     check_render_mode,
     chosen,
     named,
+    warn_of_the_end,
 )
 from looptune.errors import LooptuneError, LoweringError
-from looptune.graph import action_number
+from looptune.graph import known_action
 from looptune.host import host_target
 from looptune.ir import Nest, Operand, plan_of
 from looptune.measure import highest_peak, measure
@@ -256,10 +257,16 @@ class LoopTuneEnv(gymnasium.Env[np.ndarray, np.int64]):
         }  # fmt: skip
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
-        """Take an action; the tenth step truncates the episode."""
+        """Take an action; the tenth step truncates the episode.
+
+        Raises `ArgumentError` for one outside of the space; behind the end nothing happens, with a
+        warning.
+        """
         walk, before = self.past[-1]
-        spent = len(self.past) > HORIZON
-        found = None if spent else walk.after(action_number(action))
+        number, spent = known_action(action, len(ACTIONS)), len(self.past) > HORIZON
+        if spent:
+            warn_of_the_end()
+        found = None if spent else walk.after(number)
         if found is None:
             reached = (walk, before)
         elif found.loops == walk.loops:

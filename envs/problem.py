@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import gymnasium
 import numpy as np
 
 from looptune.errors import ArgumentError, ArgumentTypeError
 from looptune.graph import in_domain
 from looptune.host import host_target, runs
-from looptune.ir import Nest
+from looptune.ir import Nest, Plan
 from looptune.target import TARGETS, Target
 from looptune.workloads.generate import draw
 
@@ -32,8 +34,11 @@ class Problem:
     def __post_init__(self) -> None:
         for name, kind in (("nest", Nest), ("target", Target)):
             value = getattr(self, name)
+            if isinstance(value, Plan):
+                raise ArgumentTypeError(f"{name} is a Plan; its plan.nests[0] would do")
             if not isinstance(value, kind):
-                raise ArgumentTypeError(f"{name}={value!r}; a {kind.__name__} would do")
+                found = reprlib.repr(value)
+                raise ArgumentTypeError(f"{name}={found}; a {kind.__name__} would do")
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ArgumentTypeError(f"threads={self.threads!r}; a whole number from 1 would do")
 
@@ -115,6 +120,11 @@ def check_problems(problems: object) -> None:
         raise ArgumentTypeError(
             f"problems={problems!r}; a function of a generator, as listed([...]) is, would do"
         )
+
+
+def warn_of_the_end() -> None:
+    """Warn of a step behind an episode's end, as Gymnasium's own environments do."""
+    gymnasium.logger.warn("the episode is over: this step does nothing, and reset() begins another")
 
 
 def check_render_mode(mode: str | None) -> None:

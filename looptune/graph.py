@@ -21,7 +21,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from looptune.dtypes import ITEM_BYTES, is_whole
-from looptune.errors import ArgumentTypeError, ScheduleError
+from looptune.errors import ArgumentError, ArgumentTypeError, ScheduleError
 from looptune.ir import Nest, Operand
 from looptune.outlook import FEATURES as OUTLOOK
 from looptune.schedule import Schedule
@@ -85,6 +85,14 @@ def action_number(action: SupportsIndex) -> int:
         return operator.index(action)
     except TypeError as reason:
         raise ArgumentTypeError(f"action={action!r}; a whole number would do") from reason
+
+
+def known_action(action: SupportsIndex, count: int) -> int:
+    """An action as an int; raises `ArgumentError` unless it is one of `count`."""
+    number = action_number(action)
+    if not 0 <= number < count:
+        raise ArgumentError(f"action {number}; 0 to {count - 1} would do")
+    return number
 
 
 def legal_action(mask: np.ndarray, action: SupportsIndex) -> int:

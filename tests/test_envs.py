@@ -199,7 +199,8 @@ def test_unknown_settings_are_told(name: str, wrong: dict[str, str]) -> None:
     ("given", "message"),
     [
         ({"nest": 3}, "nest=3; a Nest would do"),
-        ({"nest": matmul(8, 8, 8)}, "nest=Plan.*; a Nest would do"),
+        ({"nest": matmul(8, 8, 8)}, "^nest is a Plan; its plan\\.nests"),
+        ({"target": MATMUL.nest}, "^target=.{,40}; a Target would do"),
         ({"target": "avx2"}, "target='avx2'; a Target would do"),
         ({"nest": MATMUL.nest, "target": None}, "target=None; a Target would do"),
         ({"threads": 0}, "threads=0; a whole number from 1 would do"),
@@ -277,11 +278,35 @@ def test_an_illegal_action_changes_nothing_and_costs_a_little(name: str) -> None
     env = made(name)
     observation, info = env.reset(options=options())
     forbidden = int(np.flatnonzero(info["action_mask"] == 0)[0])
-    for turn, action in enumerate([forbidden, -1, env.table.size] * 22, 1):
-        same, reward, terminated, truncated, info = env.step(action)
+    for turn in range(1, PATIENCE + 1):
+        same, reward, terminated, truncated, info = env.step(forbidden)
         assert equal(same, observation)
         assert (reward, terminated, info["illegal"]) == (ILLEGAL_PENALTY, False, True)
-        assert truncated == (turn >= PATIENCE)
+        assert truncated == (turn == PATIENCE)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_actions_outside_of_the_space_are_refused(name: str) -> None:
+    env = made(name)
+    env.reset(options=options())
+    for action in (-1, env.action_space.n, 999_999):
+        with pytest.raises(ArgumentError, match=rf"action {action}; 0 to \d+ would do"):
+            env.step(action)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_steps_behind_the_end_do_nothing_and_warn(name: str) -> None:
+    env = made(name)
+    _, info = env.reset(options=options())
+    ended = False
+    while not ended:
+        action = int(np.flatnonzero(info["action_mask"])[-1])
+        last, _, terminated, truncated, info = env.step(action)
+        ended = terminated or truncated
+    with pytest.warns(UserWarning, match="the episode is over"):
+        again, reward, *ends, _ = env.step(action)
+    assert equal(again, last)
+    assert (reward <= 0, ends) == (True, [terminated, truncated])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -338,7 +363,6 @@ def test_a_function_is_a_reward() -> None:
     env.reset(options=options())
     _, reward, terminated, _, info = env.step(loopnest.STOP)
     assert (reward, terminated, info["gain"]) == (0.25, True, 0.25)
-    assert env.step(loopnest.STOP)[2]
 
 
 def test_what_cannot_be_run_gets_the_least_reward() -> None:
@@ -352,7 +376,7 @@ def test_without_gymnasium_one_sentence_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ImportError: looptune.envs needs gymnasium" in done.stderr
-    assert "pip install 'looptune[envs]'" in done.stderr
+    assert "pip install -c constraints.txt '.[envs]'" in done.stderr
 
 
 # LoopNest-v0
