@@ -22,11 +22,13 @@ import math
 import os
 import sqlite3
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -528,7 +530,35 @@ def default_exists() -> bool:
         path = cache_directory() / FILE
     except DatabaseError:
         return None in _default
-    return path in _default or path.is_file()
+    if path in _default or path.is_file():
+        return True
+    chosen = os.environ.get("LOOPTUNE_CACHE_DIR")
+    if chosen and (reason := unusable(chosen)):
+        warn_once(reason)
+    return False
+
+
+@lru_cache(maxsize=1)
+def unusable(chosen: str) -> str:
+    """Why a directory that was asked for can hold no database; nothing where it can.
+
+    It is not made before there is a record: a folder beside it is, for a moment.
+    """
+    place = Path(chosen).absolute()
+    there = next(each for each in (place, *place.parents) if os.path.lexists(each))
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError as reason:
+        return f"LOOPTUNE_CACHE_DIR={chosen} can hold no database ({reason.strerror})"
+    return ""
+
+
+def warn_once(reason: str) -> None:
+    """Say once for a directory why what is found will not outlive the process."""
+    about = os.environ.get("LOOPTUNE_CACHE_DIR") or reason
+    if about not in _warned:
+        _warned.add(about)
+        logger.warning("%s; what is found is kept in memory only", reason)
 
 
 def default_database() -> Database:
@@ -539,9 +569,7 @@ def default_database() -> Database:
             return _default[path]
         database = Database(user_file())
     except DatabaseError as reason:
-        if str(reason) not in _warned:
-            _warned.add(str(reason))
-            logger.warning("%s; what is found is kept in memory only", reason)
+        warn_once(str(reason))
         path = None
         database = _default.get(None) or Database(None)
     _default[path] = database

@@ -27,8 +27,8 @@ def library() -> Any:
         import loop_tool
     except ImportError as reason:
         raise UnsupportedError(
-            f"loop_tool is not here ({reason}); `pip install 'looptune[loop_tool]'` under Python "
-            "3.11 would do"
+            f"loop_tool is not here ({reason}); `pip install -c constraints.txt '.[loop_tool]'` in "
+            "the checkout, under Python 3.11, would do"
         ) from reason
     return loop_tool
 

@@ -296,6 +296,17 @@ def test_no_place_for_it_costs_one_warning(
     first.prune(older_than=time.time())
 
 
+def test_a_directory_that_can_never_be_is_told_to_those_who_only_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOOPTUNE_CACHE_DIR", "/proc/nope")
+    with caplog.at_level(logging.WARNING, "looptune"):
+        for m in (8, 9):
+            looptune.optimize("mk,kn->mn", m=m, k=4, n=4, target="avx2", verify=False)
+    (message,) = caplog.messages
+    assert message.startswith("LOOPTUNE_CACHE_DIR=/proc/nope can hold no database")
+
+
 def writer(path: Path, number: int, ready: Callable[[], object]) -> None:
     store = Database(path)
     ready()

@@ -80,5 +80,5 @@ def test_a_spec_it_does_not_take(spec: str) -> None:
 
 def test_absence_says_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "loop_tool", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'looptune\[loop_tool\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install -c constraints.txt '.\[loop_tool\]'"):
         library()
