@@ -3,14 +3,16 @@
 Stages, each on the weights of the one before: `regress` the gain model on measured schedules,
 `imitate` the cost model's beam over targets of all kinds, `clone` the better of the measured
 schedules, `model`, PPO on the cost model over the same targets, and `measured`, PPO on times taken
-on this machine, or on the nodes of a cluster. What a stage made is kept in the run's folder, and
-the state of PPO after every iteration; a run that was killed goes on where it was, measured stages
-on the same machine only.
+on this machine, or on the nodes of a cluster. What a stage made is kept in the run's folder, as the
+policy of the run so far, too, and the state of PPO after every iteration. A run that was killed
+goes on: PPO after its last iteration, another stage from its beginning, measured stages on the same
+machine only.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +40,7 @@ from looptune.models.inference import Policy
 from looptune.models.network import PolicyNetwork
 from looptune.models.ppo import PPOConfig
 from looptune.models.regress import RegressConfig, regress, table_of
+from looptune.models.sets import evenly
 from looptune.provenance import commit
 
 STAGES = ("regress", "imitate", "clone", "model", "measured")
@@ -58,12 +61,15 @@ class ImitateConfig:
 class TrainConfig:
     """A whole run. `data` is a file of measurements, None for the shipped one.
 
+    `share` is the part of every stage that is done, to try a run out: of its steps or epochs, and
+    of the problems that they are about.
     `trainer` is RLlib's PPO, which has `runners` remote environment runners or samples in this
     process, or the `single`-file one. Raises `ArgumentError` for settings that there are not.
     """
 
     seed: int = 0
     stages: tuple[str, ...] = STAGES
+    share: float = 1.0
     data: str | None = None
     hidden: int = 48
     layers: int = 2
@@ -81,6 +87,8 @@ class TrainConfig:
             raise ArgumentError(f"stages {sorted(unknown)}; some of {list(STAGES)} would do")
         if not self.stages:
             raise ArgumentError(f"stages=(); some of {list(STAGES)} would do")
+        if not 0 < self.share <= 1:
+            raise ArgumentError(f"share={self.share!r}; more than 0 and at most 1 would do")
         if self.trainer not in get_args(Trainer):
             raise ArgumentError(f"trainer={self.trainer!r}; one of {get_args(Trainer)} would do")
         if self.runners < 0 or (self.runners and self.trainer == "single"):
@@ -90,11 +98,109 @@ class TrainConfig:
             )
 
 
+def shared(config: TrainConfig) -> TrainConfig:
+    """The settings of the part of a run that its share means: an epoch and an iteration at least.
+
+    A share of the problems makes epochs short; so as not to learn from a share of a share alone,
+    there are as many epochs as the root of the share says.
+    """
+    if config.share == 1:
+        return config
+    root = math.sqrt(config.share)
+
+    def cloned_less(settings: CloneConfig) -> CloneConfig:
+        return replace(settings, epochs=math.ceil(root * settings.epochs))
+
+    def improved_less(settings: PPOConfig) -> PPOConfig:
+        steps = math.ceil(config.share * settings.steps)
+        most = max(1, steps // settings.environments)
+        return replace(settings, steps=steps, rollout=min(settings.rollout, most))
+
+    regress, imitate = config.regress, config.imitate
+    return replace(
+        config,
+        regress=replace(regress, epochs=math.ceil(root * regress.epochs)),
+        imitate=replace(
+            imitate,
+            problems=math.ceil(config.share * imitate.problems),
+            clone=cloned_less(imitate.clone),
+        ),
+        clone=cloned_less(config.clone),
+        model=improved_less(config.model),
+        measured=improved_less(config.measured),
+    )
+
+
+def length_of(config: TrainConfig, stage: str) -> int:
+    """How many epochs or steps a stage has."""
+    lengths = {
+        "regress": config.regress.epochs, "imitate": config.imitate.clone.epochs,
+        "clone": config.clone.epochs, "model": config.model.steps,
+        "measured": config.measured.steps,
+    }  # fmt: skip
+    return lengths[stage]
+
+
+def config_of(place: Path) -> tuple[TrainConfig, object]:
+    """The settings that a run's config.json tells, and its machine; raises `ArgumentError`."""
+    try:
+        found = json.loads(place.read_text())
+        settings = dict(found["config"])
+        made = TrainConfig(**{
+            **settings, "stages": tuple(settings["stages"]),
+            "regress": RegressConfig(**settings["regress"]),
+            "imitate": ImitateConfig(**{
+                **settings["imitate"], "clone": CloneConfig(**settings["imitate"]["clone"]),
+            }),
+            "clone": CloneConfig(**settings["clone"]),
+            "model": PPOConfig(**settings["model"]),
+            "measured": PPOConfig(**settings["measured"]),
+        })  # fmt: skip
+    except OSError as reason:
+        raise ArgumentError(f"{place.parent} holds no run: {reason.strerror}") from reason
+    except (ValueError, KeyError, TypeError, RecursionError) as reason:
+        raise ArgumentError(f"{place} is damaged: {reason!r}") from reason
+    return made, found.get("machine")
+
+
+def resumed(folder: Path, given: Mapping[str, object]) -> TrainConfig:
+    """The settings to go on with: those of the run, which the `given` ones must not contradict.
+
+    Raises `ArgumentError` for one that does, and where there is no run.
+    """
+    config, _ = config_of(folder / "config.json")
+    check_equal(folder / "config.json", replace(config, **given), config)  # type: ignore[arg-type]
+    return config
+
+
+def check_equal(place: Path, wanted: TrainConfig, found: TrainConfig) -> None:
+    """Raise `ArgumentError` with the first setting that differs."""
+    ours, theirs = flat(asdict(wanted)), flat(asdict(found))
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise ArgumentError(
+                f"{place} is of a run with {name}={theirs[name]!r}, not {value!r}: to go on, leave "
+                "it out, or begin another run in a new folder"
+            )
+
+
+def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings by dotted names."""
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
 @dataclass
 class Log:
     """Lines of JSON beside a progress bar; TensorBoard's too, where it is installed."""
 
     folder: Path
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         try:
@@ -109,16 +215,36 @@ class Log:
         if self.board is not None:
             self.board.close()
 
-    def of(self, stage: str) -> Callable[[Mapping[str, float]], None]:
-        """What a stage reports to."""
-        began = time.monotonic()
+    def of(self, stage: str, length: int) -> Callable[[Mapping[str, float]], None]:
+        """What a stage of so many epochs or steps reports to."""
+        began = self.clock()
+        first: tuple[float, float] | None = None  # how far it was, and when
+
+        def place(values: Mapping[str, float]) -> str:
+            """Where the stage is, such as "epoch 7 of 40, 12 s left, "."""
+            nonlocal first
+            name = next((name for name in ("epoch", "steps") if name in values), None)
+            if name is None:
+                return ""
+            at, now = values[name], self.clock()
+            text = f"{name} {at:.0f} of {length}, "
+            if first is None or at <= first[0]:
+                first = (at, now)
+            else:
+                left = max(0.0, length - at) * (now - first[1]) / (at - first[0])
+                text += f"{left:.0f} s left, "
+            return text
 
         def report(values: Mapping[str, float]) -> None:
-            seconds = time.monotonic() - began
+            seconds = self.clock() - began
             line = json.dumps({"stage": stage, "seconds": seconds, **values})
             append_text(self.folder / "log.jsonl", line + "\n")
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            tqdm.write(f"{stage}: {shown}", file=sys.stderr)
+            shown = ", ".join(
+                f"{name} {value:.4g}"
+                for name, value in values.items()
+                if name not in ("epoch", "steps")
+            )
+            tqdm.write(f"{stage}: {place(values)}{shown}", file=sys.stderr)
             step = int(values.get("steps", values.get("epoch", 0)))
             for name, value in values.items():
                 if self.board is not None:
@@ -130,7 +256,8 @@ class Log:
 def run(
     config: TrainConfig, folder: Path, resume: bool = False, address: str | None = None
 ) -> Policy:
-    """Train into `folder`: config.json, log.jsonl, a checkpoint a stage, and policy.npz at the end.
+    """Train into `folder`: config.json, log.jsonl, a checkpoint a stage, and policy.npz, which is
+    that of the last stage so far.
 
     `address` is of a Ray cluster where PPO's runners run; those that measure hold 1 each of its
     resource `measure`. Raises `ArgumentError` for a folder with another run's files, or without
@@ -140,6 +267,7 @@ def run(
     if address is not None and not config.runners:
         raise ArgumentError(f"address={address!r} without runners; runners=1 or more would do")
     prepare(config, folder, resume)
+    part = shared(config)
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     log = Log(folder)
@@ -154,18 +282,17 @@ def run(
         if policy is not None:
             network.load_arrays(policy.arrays)
         gain = policy.gain if policy is not None else None
-        network, gain, metrics = STEPS[stage](
-            Job(config, folder, log.of(stage), address), network, gain
-        )
+        report = log.of(stage, length_of(part, stage))
+        network, gain, metrics = STEPS[stage](Job(part, folder, report, address), network, gain)
         earlier = dict(policy.header) if policy is not None else {}
         policy = Policy(
             network.architecture, network.state_arrays(), header(config, stage, metrics, earlier,
             time.monotonic() - began), gain,
         )  # fmt: skip
         checkpoint.save(made, policy)
+        checkpoint.save(folder / "policy.npz", policy)
     log.close()
     assert policy is not None
-    checkpoint.save(folder / "policy.npz", policy)
     return policy
 
 
@@ -177,25 +304,19 @@ def prepare(config: TrainConfig, folder: Path, resume: bool) -> None:
         raise ArgumentError(
             f"folder {folder} cannot be made: {reason.strerror}; a new folder would do"
         ) from reason
-    wanted = json.loads(json.dumps({"config": asdict(config), "machine": asdict(fingerprint())}))
     place = folder / "config.json"
     if not place.exists():
         if any(folder.iterdir()):
             raise ArgumentError(f"{folder} holds other files; a new folder would do")
+        wanted = {"config": asdict(config), "machine": asdict(fingerprint())}
         write_text(place, json.dumps(wanted, indent=1) + "\n")
         return
     if not resume:
         raise ArgumentError(f"{folder} holds a run; resume=True goes on with it")
-    try:
-        found = json.loads(place.read_text())
-    except (ValueError, RecursionError) as reason:
-        raise ArgumentError(f"{place} is damaged: {reason}") from reason
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{place} is damaged: it holds {found!r}, no object")
-    if found.get("config") != wanted["config"]:
-        raise ArgumentError(f"{place} is of a run with other settings; its own would do")
-    if "measured" in config.stages and found.get("machine") != wanted["machine"]:
-        there = found.get("machine")
+    found, there = config_of(place)
+    check_equal(place, config, found)
+    here = json.loads(json.dumps(asdict(fingerprint())))
+    if "measured" in config.stages and there != here:
         raise ArgumentError(f"{place}: the run measures on {there}, not on this machine")
 
 
@@ -215,9 +336,10 @@ def header(
 
 def command(config: TrainConfig) -> str:
     """What to type for such a run."""
+    share = f" --share {config.share:g}" if config.share != 1 else ""
     runners = f" --runners {config.runners}" if config.runners else ""
     return (
-        f"looptune train RUN --seed {config.seed} --stages {','.join(config.stages)} "
+        f"looptune train RUN --seed {config.seed} --stages {','.join(config.stages)}{share} "
         f"--trainer {config.trainer}{runners}"
     )
 
@@ -236,8 +358,9 @@ Made = tuple[PolicyNetwork, GainModel | None, Mapping[str, float]]
 
 
 def problems_of(job: Job) -> list[dataset.MeasuredProblem]:
-    """The measurements."""
+    """The measurements, evenly spread ones where only a share counts."""
     found = list(dataset.load(job.config.data))
+    found = evenly(found, max(2, round(job.config.share * len(found))))
     job.report({"problems": float(len(found)), "rows": float(sum(len(p.rows) for p in found))})
     return found
 

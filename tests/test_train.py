@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import looptune
 from looptune.cli import main
 from looptune.errors import ArgumentError, CheckpointError
 from looptune.provenance import commit
@@ -108,6 +109,94 @@ def killed_after(count: int, function: Callable[..., object]) -> Callable[..., o
     return called
 
 
+def test_after_each_stage_there_is_a_policy(
+    config: train.TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setitem(train.STEPS, "imitate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config, run)
+    assert (run / "policy.npz").read_bytes() == (run / "regress.npz").read_bytes()
+    kernel = looptune.optimize(
+        "mk,kn->mn", m=37, k=100, n=29, policy=run / "policy.npz", target="avx2", verify=False,
+        database=None,
+    )  # fmt: skip
+    assert kernel.origin in ("policy", "default")
+
+
+@pytest.mark.parametrize("killed_at", ["regress", "imitate", "clone"])
+def test_a_stage_that_was_killed_begins_again(
+    config: train.TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    first = replace(config, stages=("regress", "imitate", "clone"))
+    whole = train.run(first, tmp_path / "whole")
+    name = "regress" if killed_at == "regress" else "clone"
+    with monkeypatch.context() as patch:
+        count = 1 if killed_at == "clone" else 0
+        patch.setattr(train, name, killed_after(count, getattr(train, name)))
+        with pytest.raises(KeyboardInterrupt):
+            train.run(first, tmp_path / "run")
+    again = train.run(first, tmp_path / "run", resume=True)
+    for key, array in whole.arrays.items():
+        np.testing.assert_array_equal(again.arrays[key], array)
+
+
+def test_a_share_is_of_every_stage_and_kept(config: train.TrainConfig, tmp_path: Path) -> None:
+    part = train.shared(train.TrainConfig(share=0.05))
+    assert (part.regress.epochs, part.clone.epochs, part.imitate.clone.epochs) == (9, 3, 5)
+    assert (part.imitate.problems, part.model.steps, part.measured.steps) == (50, 2000, 600)
+    assert part.measured.rollout * part.measured.environments <= 600
+    assert train.shared(config) == config
+    run = tmp_path / "run"
+    policy = train.run(replace(config, share=0.25, stages=("regress", "model")), run)
+    assert "--share 0.25" in str(policy.header["command"])
+    assert json.loads((run / "config.json").read_text())["config"]["share"] == 0.25
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert lines[0]["problems"] == 3
+    assert max(line.get("steps", 0) for line in lines) == 8
+    for share in (0, 1.5, -1):
+        with pytest.raises(ArgumentError, match=r"share=.*; more than 0 and at most 1 would do"):
+            train.TrainConfig(share=share)
+
+
+def test_lines_say_how_far_a_stage_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter(range(0, 1000, 10))
+    report = train.Log(tmp_path, clock=lambda: float(next(now))).of("clone", 40)
+    report({"problems": 3.0})
+    for epoch in (1.0, 2.0, 4.0):
+        report({"epoch": epoch, "loss": 0.5})
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "clone: problems 3",
+        "clone: epoch 1 of 40, loss 0.5",
+        "clone: epoch 2 of 40, 760 s left, loss 0.5",
+        "clone: epoch 4 of 40, 480 s left, loss 0.5",
+    ]
+
+
+def test_resuming_takes_the_settings_of_the_run(
+    config: train.TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    first = replace(config, stages=("imitate",), seed=3)
+    monkeypatch.setitem(train.STEPS, "imitate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(first, run)
+    assert train.resumed(run, {}) == first
+    assert train.resumed(run, {"seed": 3, "stages": ("imitate",)}) == first
+    assert main(["train", str(run), "--resume"]) == 130
+    assert f"looptune train {run} --resume goes on" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "MODEL_POOL", 4)
+    assert main(["train", str(run), "--resume", "--seed", "4"]) == 2
+    assert "is of a run with seed=3, not 4" in capsys.readouterr().err
+    assert main(["train", str(run), "--resume", "--stages", "clone"]) == 2
+    assert "with stages=('imitate',), not ('clone',)" in capsys.readouterr().err
+    assert main(["train", str(run), "--resume"]) == 0
+    assert capsys.readouterr().out == f"{run}/policy.npz\n"
+
+
 def test_imitation_is_deterministic(config: train.TrainConfig, tmp_path: Path) -> None:
     alone = replace(config, stages=("imitate",))
     first, second = (train.run(alone, tmp_path / name).arrays for name in "ab")
@@ -125,8 +214,11 @@ def test_folders_that_are_of_another_run(config: train.TrainConfig, tmp_path: Pa
     train.run(short, run)
     with pytest.raises(ArgumentError, match="holds a run; resume=True"):
         train.run(short, run)
-    with pytest.raises(ArgumentError, match="of a run with other settings"):
+    with pytest.raises(ArgumentError, match="is of a run with seed=0, not 1: to go on"):
         train.run(replace(short, seed=1), run, resume=True)
+    other = replace(short, model=PPOConfig(steps=33))
+    with pytest.raises(ArgumentError, match=r"is of a run with model\.steps=32, not 33"):
+        train.run(other, run, resume=True)
     with pytest.raises(ArgumentError, match="holds other files"):
         train.run(short, tmp_path)
     for text in ("{", "[]", "null", "[" * 100_000):
