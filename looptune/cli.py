@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,17 +24,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import looptune
-from looptune.bench import PEERS, BenchConfig, bench, compared, numpy_call, render
+from looptune.bench import PEERS, BenchConfig, Comparison, bench, compared, numpy_call, render
 from looptune.choose import Budget
+from looptune.database import FILE, cache_directory
 from looptune.dbcli import JOBS as DATABASE_JOBS
 from looptune.dbcli import add_jobs, check_apart, database_of
 from looptune.default import default_schedule
 from looptune.dtypes import ARGUMENTS
-from looptune.errors import ArgumentError, LooptuneError, NestError, SpecError, UnsupportedError
+from looptune.errors import (
+    ArgumentError,
+    DatabaseError,
+    LooptuneError,
+    NestError,
+    SpecError,
+    UnsupportedError,
+)
 from looptune.files import write_text
 from looptune.host import fingerprint, host_isas, host_target, thread_count
 from looptune.ir import Plan
 from looptune.measure import peak_flops
+from looptune.models.figures import LEGEND
 from looptune.options import (
     count,
     database_option,
@@ -57,45 +66,72 @@ from looptune.target import TARGETS
 from looptune.tune import Report, optimize, resolve_database
 from looptune.tune import compile as compile_plan
 from looptune.tuner import Interrupted
+from looptune.usage import EXAMPLES, Parser, encoded
 from looptune.workloads import batched_matmul, conv2d, einsum, fuse, gemv, matmul
+from looptune.workloads.epilogue import WORDS
 from looptune.workloads.suites import load
 
 if TYPE_CHECKING:
     Jobs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHOWN = ("tree", "program", "asm", "explain")
+NOISY = 0.1  # of a rate's spread: more tells little
+SUMMED = "columns of a, what is summed over"
+LETTERS = {
+    "N": "images", "C": "channels of the input", "H": "its height", "W": "its width",
+    "O": "channels of the result: filters", "R": "height of a filter", "S": "width of a filter",
+}  # fmt: skip
+TRAINED = ("seed", "stages", "share", "trainer", "runners")  # options of a run that it keeps
+EXTRAS = {  # by what each brings that others do not
+    "envs": ("gymnasium",),
+    "train": ("torch", "torch_geometric", "ray", "gymnasium"),
+    "compare": ("tvm", "llvmlite"),
+    "loop_tool": ("loop_tool",),
+    "notebooks": ("ipykernel", "nbclient", "matplotlib"),
+    "test": ("pytest", "hypothesis", "mypy"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """Every subcommand and option."""
-    top = argparse.ArgumentParser(prog="looptune", description=looptune.__doc__)
+    top: argparse.ArgumentParser = Parser(prog="looptune", description=looptune.__doc__)
     top.add_argument("--version", action="version", version=looptune.__version__)
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
     for add in (add_optimize, add_show, add_bench, add_peak, add_db, add_train, add_eval):
         add(jobs)
     help_text = "say what works on this machine, and what does not"
-    jobs.add_parser("doctor", help=help_text, parents=[output_options()])
+    jobs.add_parser("doctor", help=help_text, parents=[output_options()], epilog=EXAMPLES["doctor"])
     return top
 
 
 def add_optimize(jobs: Jobs) -> None:
     """`optimize`, with a search's options."""
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--strategy", default=STRATEGY, help=f"one of {sorted(STRATEGIES)}")
-    help_text = "seconds to search for, each candidate verified and timed in a process of its own"
+    help_text = f"one of {', '.join(sorted(STRATEGIES))}"
+    options.add_argument("--strategy", default=STRATEGY, metavar="NAME", help=help_text)
+    help_text = (
+        "seconds to search for, each candidate verified and timed in a process of its own, whose "
+        "start takes half a second more; default: none, nothing is measured"
+    )
     options.add_argument("--budget", type=seconds, default=None, metavar="SECONDS", help=help_text)
-    options.add_argument("--measurements", type=count, default=None, help="candidates to measure")
+    help_text = "candidates to measure at most"
+    options.add_argument(
+        "--measurements", type=count, default=None, metavar="COUNT", help=help_text
+    )
     options.add_argument("--retune", action="store_true", help="search, whatever was found before")
     options.add_argument("--seed", type=whole, default=0, help="of operands and random searches")
-    job = jobs.add_parser("optimize", help="make, verify and time a kernel")
+    epilog = EXAMPLES["optimize"]
+    job = jobs.add_parser("optimize", help="make, verify and time a kernel", epilog=epilog)
     add_workloads(job, [options, threads_option(), database_option(), output_options()])
 
 
 def add_show(jobs: Jobs) -> None:
     """`show`."""
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--what", choices=SHOWN, action="append", help="default: tree, explain")
-    job = jobs.add_parser("show", help="print a kernel's loop tree, Program or assembly")
+    help_text = "may be repeated; default: tree, explain"
+    options.add_argument("--what", choices=SHOWN, action="append", help=help_text)
+    help_text = "print a kernel's loop tree, Program or assembly"
+    job = jobs.add_parser("show", help=help_text, epilog=EXAMPLES["show"])
     add_workloads(job, [options, threads_option(), database_option(), output_options()])
 
 
@@ -103,9 +139,10 @@ def add_bench(jobs: Jobs) -> None:
     """`bench`."""
     shared = [target_option(), threads_option(), output_options()]
     help_text = "time a suite of workloads against NumPy and torch"
-    job = jobs.add_parser("bench", help=help_text, parents=shared)
-    job.add_argument("--suite", default="looptune-test", help="a suite's name, or a JSON file")
-    help_text = f"comma-separated, of {', '.join(PEERS)}"
+    job = jobs.add_parser("bench", help=help_text, parents=shared, epilog=EXAMPLES["bench"])
+    help_text = "a suite's name (see below), or a JSON file"
+    job.add_argument("--suite", default="looptune-test", metavar="NAME", help=help_text)
+    help_text = f"comma-separated, of {', '.join(PEERS)}; default: numpy"
     job.add_argument("--against", type=listed, default=("numpy",), help=help_text)
     job.add_argument("--rounds", type=count, default=15, help="interleaved rounds a workload")
     job.add_argument("--seconds", type=seconds, default=0.5, help="timing a workload, in all")
@@ -115,36 +152,46 @@ def add_peak(jobs: Jobs) -> None:
     """`peak`."""
     help_text = "measure peak FLOPS and streaming bandwidth, and keep them in the database"
     shared = [target_option(), threads_option(), database_option(), output_options()]
-    jobs.add_parser("peak", help=help_text, parents=shared)
+    jobs.add_parser("peak", help=help_text, parents=shared, epilog=EXAMPLES["peak"])
 
 
 def add_db(jobs: Jobs) -> None:
     """`db`, whose jobs are `looptune.dbcli`'s."""
-    job = jobs.add_parser("db", help="look at, carry or prune the database")
+    help_text = "look at, carry or prune the database"
+    job = jobs.add_parser("db", help=help_text, epilog=EXAMPLES["db"])
     add_jobs(job, [database_option(), output_options()])
 
 
 def add_train(jobs: Jobs) -> None:
     """`train`."""
     help_text = "train a policy, from the shipped measurements to a checkpoint"
-    job = jobs.add_parser("train", help=help_text)
+    job = jobs.add_parser("train", help=help_text, epilog=EXAMPLES["train"])
     job.add_argument("folder", type=Path, help="for the run's files; new, or with --resume")
-    job.add_argument("--seed", type=whole, default=0, help="of the network and of what it samples")
-    job.add_argument("--stages", type=listed, default=None, help="comma-separated; default: all")
-    job.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    help_text = "whose PPO: RLlib's, or the one in a single file"
-    job.add_argument("--trainer", choices=("rllib", "single"), default="rllib", help=help_text)
-    help_text = "remote environment runners of RLlib; 0: sample in this process"
-    job.add_argument("--runners", type=whole, default=0, help=help_text)
+    help_text = "of the network and of what it samples; default: 0"
+    job.add_argument("--seed", type=whole, help=help_text)
+    help_text = "comma-separated; default: regress,imitate,clone,model,measured, 25 minutes in all"
+    job.add_argument("--stages", type=listed, help=help_text)
+    help_text = "how much of every stage, of its problems, epochs and steps; default: 1, all"
+    job.add_argument("--share", type=float, metavar="PART", help=help_text)
+    help_text = "go on with a run that was stopped, with its settings"
+    job.add_argument("--resume", action="store_true", help=help_text)
+    help_text = "whose PPO: RLlib's (the default), or the one in a single file"
+    job.add_argument("--trainer", choices=("rllib", "single"), help=help_text)
+    help_text = "remote environment runners of RLlib; default: 0, sample in this process"
+    job.add_argument("--runners", type=whole, help=help_text)
     job.add_argument("--address", help="of the Ray cluster for the runners; default: a local one")
 
 
 def add_eval(jobs: Jobs) -> None:
     """`eval`."""
     help_text = "evaluate a policy on what is held out, beside what others choose"
-    job = jobs.add_parser("eval", help=help_text, parents=[target_option(), threads_option()])
+    job = jobs.add_parser(
+        "eval", help=help_text, parents=[target_option(), threads_option()],
+        epilog=f"{EXAMPLES['eval']}\n\n{LEGEND}",
+    )  # fmt: skip
     job.add_argument("--policy", default=None, metavar="FILE", help="default: the shipped one")
-    job.add_argument("--sets", type=listed, default=None, help="comma-separated; default: all")
+    help_text = "comma-separated, of matmul, unlike-matmul, convolution, contraction; default: all"
+    job.add_argument("--sets", type=listed, default=None, help=help_text)
     job.add_argument("--most", type=count, default=None, help="shapes of a set; default: all")
     help_text = "seconds that the policy may measure for, beside none; default: 0.1"
     job.add_argument("--budgets", type=many_seconds, default=None, help=help_text)
@@ -164,39 +211,45 @@ def add_eval(jobs: Jobs) -> None:
 def add_workloads(job: argparse.ArgumentParser, parents: Sequence[argparse.ArgumentParser]) -> None:
     """The workloads that `optimize` and `show` take, each with the job's options."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dtype", choices=ARGUMENTS, default="float32")
-    help_text = 'what follows, as in "bias,relu": see looptune.workloads.fuse'
-    common.add_argument("--epilogue", default=None, help=help_text)
+    help_text = "of the operands"
+    common.add_argument("--dtype", choices=ARGUMENTS, default="float32", help=help_text)
+    help_text = f"what follows, steps between commas: {', '.join(WORDS)}"
+    common.add_argument("--epilogue", default=None, metavar="STEPS", help=help_text)
     parents = [common, target_option(), *parents]
     kinds = job.add_subparsers(dest="kind", required=True, metavar="WORKLOAD")
+    told: dict[str, Any] = {"parents": parents, "epilog": job.epilog}
 
-    kind = kinds.add_parser("matmul", parents=parents, help="M N K: a[m,k] b[k,n] -> out[m,n]")
-    for name in ("M", "N", "K"):
-        kind.add_argument(name, type=extent)
+    kind = kinds.add_parser("matmul", **told, help="M N K: a[m,k] b[k,n] -> out[m,n]")
+    for name, help_text in {"M": "rows of a", "N": "columns of b", "K": SUMMED}.items():
+        kind.add_argument(name, type=extent, help=help_text)
     kind.add_argument("--trans-a", action="store_true", help="a is stored as [k, m]")
     kind.add_argument("--trans-b", action="store_true", help="b is stored as [n, k]")
-    kind.add_argument("--batch", type=extent, default=None)
+    help_text = "a stack of so many products"
+    kind.add_argument("--batch", type=extent, default=None, metavar="COUNT", help=help_text)
 
-    kind = kinds.add_parser("gemv", parents=parents, help="M K: a[m,k] x[k] -> y[m]")
-    for name in ("M", "K"):
-        kind.add_argument(name, type=extent)
+    kind = kinds.add_parser("gemv", **told, help="M K: a[m,k] x[k] -> y[m]")
+    for name, help_text in {"M": "rows of a, elements of y", "K": SUMMED}.items():
+        kind.add_argument(name, type=extent, help=help_text)
 
-    kind = kinds.add_parser("conv2d", parents=parents, help="N C H W O R S, as in torch")
-    for name in ("N", "C", "H", "W", "O", "R", "S"):
-        kind.add_argument(name, type=extent)
-    kind.add_argument("--stride", type=int, nargs="+", default=[1])
+    kind = kinds.add_parser("conv2d", **told, help="N C H W O R S, as in torch")
+    for name, help_text in LETTERS.items():
+        kind.add_argument(name, type=extent, help=help_text)
+    help_text = "a number, or one a dimension; default: 1"
+    kind.add_argument("--stride", type=int, nargs="+", default=[1], help=help_text)
     kind.add_argument(
         "--padding", type=side, nargs="+", default=[0], metavar="SIDE",
-        help="a number, or one each for height and width; BEFORE,AFTER for each; same; valid",
+        help="a number, or one each for height and width; BEFORE,AFTER for each; same; valid; "
+        "default: 0",
     )  # fmt: skip
-    kind.add_argument("--dilation", type=int, nargs="+", default=[1])
-    kind.add_argument("--groups", type=int, default=1)
-    kind.add_argument("--layout", choices=("NCHW", "NHWC"), default="NCHW")
+    kind.add_argument("--dilation", type=int, nargs="+", default=[1], help=help_text)
+    kind.add_argument("--groups", type=int, default=1, help="of channels")
+    layouts = ("NCHW", "NHWC")
+    kind.add_argument("--layout", choices=layouts, default="NCHW", help="of input and result")
 
     help_text = "SPEC label=size ...: einsum 'mk,kn->mn' m=64 k=64 n=64"
-    kind = kinds.add_parser("einsum", parents=parents, help=help_text)
-    kind.add_argument("spec")
-    kind.add_argument("sizes", nargs="*", metavar="label=size")
+    kind = kinds.add_parser("einsum", **told, help=help_text)
+    kind.add_argument("spec", help="as numpy.einsum takes it")
+    kind.add_argument("sizes", nargs="*", metavar="label=size", help="the extent of each label")
 
 
 def workload_plan(args: argparse.Namespace) -> Plan:
@@ -264,12 +317,12 @@ def label_sizes(words: Sequence[str]) -> dict[str, int]:
 
 def write(args: argparse.Namespace, result: dict[str, object], text: str) -> None:
     """Print text or JSON; write the JSON where asked, last: a full disk costs no result."""
-    encoded = json.dumps(result, indent=1, default=str)
+    lines = encoded(result)
     try:
-        print(encoded if args.json else text, flush=True)
+        print(lines if args.json else text, flush=True)
     finally:  # whatever becomes of one of the two, the other is there
         if args.output is not None:
-            write_text(args.output, encoded + "\n")
+            write_text(args.output, lines + "\n")
 
 
 def run_optimize(args: argparse.Namespace) -> int:
@@ -278,7 +331,7 @@ def run_optimize(args: argparse.Namespace) -> int:
     kernel = tuned(plan, args)
     peak = peak_flops(kernel.target, plan.dtype)
     found = compared(kernel, {"numpy": partial(numpy_call, plan)}, peak)
-    against_numpy = found.ratio("numpy")
+    against_numpy = found.ratio("numpy") if kernel.flops else None
     report = kernel.report
     assert report is not None, "optimize always leaves one"
     result: dict[str, object] = {
@@ -301,18 +354,29 @@ def run_optimize(args: argparse.Namespace) -> int:
         "vs_numpy": against_numpy,
         "spread": found.times["kernel"].spread,
     }
-    versus = f"{against_numpy:.2f}x NumPy" if against_numpy else "NumPy has no such call"
     text = (
         f"{kernel.loop_tree}\n\n"
         f"verified: {'yes' if report.verified else 'no'}   "
-        f"{found.rate / 1e9:.1f} GFLOPS ({found.fraction_of_peak:.0%} of the peak of "
-        f"{kernel.threads} core{'s' * (kernel.threads > 1)})   "
-        f"{versus}\n{searched(report)}"
+        f"{rates(found, against_numpy)}\n{searched(report)}"
         f"{kernel.target.name}, {len(kernel.code_bytes)} bytes of code made in "
         f"{1e3 * report.codegen_seconds:.2f} ms, called through {call_path()}"
     )
     write(args, result, text)
     return 0
+
+
+def rates(found: Comparison, against_numpy: float | None) -> str:
+    """Rate, its spread and share of the peak, and the ratio to NumPy; nothing of what computes
+    nothing."""
+    threads, spread = found.kernel.threads, found.times["kernel"].spread
+    if not found.kernel.flops:
+        return "no operations: nothing to compare"
+    versus = f"{against_numpy:.2f}x NumPy" if against_numpy else "NumPy has no such call"
+    return (
+        f"{found.rate / 1e9:.1f} GFLOPS \N{PLUS-MINUS SIGN} {100 * spread:.0f} %"
+        f"{', noisy' * (spread > NOISY)} ({found.fraction_of_peak:.0%} of the peak of "
+        f"{threads} core{'s' * (threads > 1)})   {versus}"
+    )
 
 
 def searched(report: Report) -> str:
@@ -386,7 +450,8 @@ def run_bench(args: argparse.Namespace) -> int:
             raise UnsupportedError(f"--against {name!r} is none of {sorted(PEERS)}")
         if name.startswith("torch") and importlib.util.find_spec("torch") is None:
             raise UnsupportedError(
-                f"--against {name}: torch is not installed; pip install torch, or leave it out"
+                f"--against {name}: torch is not installed; pip install -c constraints.txt torch "
+                "in the checkout, or leave it out"
             )
     config = BenchConfig(
         suite=args.suite,
@@ -441,14 +506,22 @@ def run_db(args: argparse.Namespace) -> int:
 def run_train(args: argparse.Namespace) -> int:
     """Train a policy."""
     try:
-        from looptune.models.train import STAGES, TrainConfig, run
+        from looptune.models.train import TrainConfig, resumed, run
     except ImportError as missing:
         raise UnsupportedError(
-            f"training needs {missing.name}: pip install 'looptune[train]' brings it"
+            f"training needs {missing.name}: pip install -c constraints.txt '.[train]' in the "
+            "checkout brings it"
         ) from missing
-    stages = STAGES if args.stages is None else args.stages
-    config = TrainConfig(seed=args.seed, stages=stages, trainer=args.trainer, runners=args.runners)
-    run(config, args.folder, args.resume, args.address)
+    settings = {name: getattr(args, name) for name in TRAINED}
+    given = {name: value for name, value in settings.items() if value is not None}
+    begun = args.resume and (args.folder / "config.json").exists()
+    config = resumed(args.folder, given) if begun else TrainConfig(**given)
+    try:
+        run(config, args.folder, args.resume, args.address)
+    except KeyboardInterrupt:
+        where = shlex.quote(str(args.folder))
+        print(f"looptune: interrupted; looptune train {where} --resume goes on", file=sys.stderr)
+        return 130
     print(args.folder / "policy.npz")
     return 0
 
@@ -478,8 +551,29 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     found = summary(rows)
     result = {"header": header, "summary": found, "rows": [asdict(row) for row in rows]}
-    print(json.dumps(result, indent=1) if args.json else table(found))
+    print(encoded(result) if args.json else f"{table(found)}\n\n{LEGEND}")
     return 1 if any(row.error for row in rows) else 0
+
+
+def database_place() -> str:
+    """Where the user's database lies or will lie, or why there is none."""
+    try:
+        path = cache_directory() / FILE
+    except DatabaseError as reason:
+        return f"in memory only: {reason}"
+    return str(path) if path.exists() else f"{path} (made by the first record)"
+
+
+def is_there(module: str) -> bool:
+    """Whether a module is installed."""
+    return importlib.util.find_spec(module) is not None
+
+
+def said(value: object) -> object:
+    """A value in words."""
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return "none" if value is None else value
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -495,10 +589,13 @@ def run_doctor(args: argparse.Namespace) -> int:
         "targets": sorted(name for name, target in TARGETS.items() if target.isa in isas),
         "default_target": host_target().name if isas else None,
         "call_path": call_path(),
+        "c_compiler": next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None),
         "threads": thread_count(None),
+        "database": database_place(),
+        "extras": [name for name, modules in EXTRAS.items() if all(map(is_there, modules))],
         "source": str(Path(looptune.__file__).parent),
     }
-    lines = [f"{name}: {value}" for name, value in result.items() if name != "schema"]
+    lines = [f"{name}: {said(value)}" for name, value in result.items() if name != "schema"]
     if call_path() != "native":
         lines.append(
             "the C extension is absent: calls go through ctypes and cost microseconds more"
@@ -524,7 +621,10 @@ JOBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one job; usage errors and typed errors end with one line on stderr."""
     words = sys.argv[1:] if argv is None else list(argv)
-    args = parser().parse_args(words)
+    args, unknown = parser().parse_known_args(words)
+    if unknown:
+        job = " ".join(filter(None, (args.job, getattr(args, "kind", ""))))
+        Parser(prog=f"looptune {job}").error(f"no such argument: {' '.join(unknown)}")
     args.command = shlex.join(["looptune", *words])
     try:
         check_apart(args)

@@ -93,21 +93,23 @@ def optimize(
     `strategy` is one of `looptune.search.STRATEGIES`. That of choice, "policy", asks a trained
     policy: the shipped one, or `policy`, a checkpoint's path or a
     `looptune.models.inference.Policy`; it leaves the schedule at the default where it knows nothing
-    better, and `kernel.report` says why. "default" asks nobody. With a `budget`
+    better, and `kernel.report` says why. "default" asks no policy. With a `budget`
     (seconds, or a `Budget`) its candidates are verified and timed beside the default schedule, and
     the kernel is not slower than that beyond noise; without one they are ranked by the cost model
     (a policy's by what it learnt from measurements), and nothing is measured. What was measured is
     kept in `database` ("default": the user's; None: nowhere; or a path), and what is found there
-    wins unless `retune`. `kernel.origin` says where the schedule comes from, `kernel.report` what
-    was tried and how long each part took. `progress` is True for a bar on stderr, or called with
-    every trial. With `isolate` candidates run in a process of
-    their own, which a crash or a hang costs, and nothing else. An interrupt is raised again after
+    wins over every strategy, "default" too, unless `retune`; None asks nobody. `kernel.origin` says
+    where the schedule comes from, `kernel.report` what was tried and how long each part took.
+    `progress` is True for a bar on stderr, or called with every trial. With `isolate` candidates
+    run in a process of their own, which a crash or a hang costs, and nothing else; the budget's
+    clock starts when it is ready, half a second or so later. An interrupt is raised again after
     what was found has been recorded.
 
     Raises `SpecError` for a spec without meaning, `ArgumentTypeError` for an unknown keyword,
     `UnsupportedError` for an unknown strategy or dtype, `UnsupportedHostError` where the kernel
     cannot be run to verify it, `DatabaseError` for a path that is no database, `CheckpointError`
-    for a policy's file that is no use, `VerificationError` if the kernel is wrong.
+    for a policy's file that is no use, `VerificationError` if the kernel is wrong,
+    `ReferenceMemoryError` where there is no memory to verify it (`verify=False` does without).
     """
     strategy_named(strategy)
     asked = resolve_policy(policy, strategy)

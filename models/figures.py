@@ -12,6 +12,15 @@ DRAWS = 2000
 LOSS = 0.05  # of the logarithm: a loss that counts
 HEADROOM = math.log(1.03)  # under that, a share of it means nothing
 POLICY = "policy"
+LEGEND = """\
+ratio     how many times as fast as the default schedule, geometric mean over the shapes, and its
+          95 % interval
+losses    part of the shapes on which it is more than 5 % slower than the default
+by        its ratio on those
+share     its speed over that of the best known schedule, geometric mean; over 1 where the best
+          known, chosen by one half of the timings, did worse in the other, which alone counts
+capture   how much of what the best known gains over the default, in logarithms, it gains
+headroom  what the best known gains over the default; under 3 % there is no capture"""
 
 
 @dataclass(frozen=True)

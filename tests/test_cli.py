@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import math
+import shlex
+from pathlib import Path
 
 import pytest
 from harness import needs_host
@@ -21,6 +24,7 @@ from looptune.runtime.call import call_path
 from looptune.schedule import Schedule, parse_order
 from looptune.target import TARGETS
 from looptune.tune import compile
+from looptune.usage import encoded
 from looptune.workloads import conv2d, matmul
 from looptune.workloads.suites import load
 
@@ -432,3 +436,105 @@ def test_faults_of_the_system_end_with_one_line(fault, code, said, capsys, monke
     monkeypatch.setitem(cli.JOBS, "doctor", job)
     assert cli.main(["doctor"]) == code
     assert capsys.readouterr().err.splitlines() == [f"looptune: {fault if code == 1 else said}"]
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("optimise matmul 1 1 1", "looptune: argument JOB: invalid choice: 'optimise'"),
+        ("optimize matmul 8 8", "looptune optimize matmul: the following arguments are required"),
+        ("optimize matmul 8 8 8 --up 3", "looptune optimize matmul: no such argument: --up 3"),
+        ("bench --rounds 0", "looptune bench: argument --rounds: '0' is no whole number"),
+    ],
+)  # fmt: skip
+def test_misuse_is_one_line_and_where_help_is(capsys, words, said):
+    first, second = refused(capsys, *words.split()).splitlines()
+    assert first.startswith(said)
+    assert second == f"try {first.partition(': ')[0]} --help"
+
+
+def test_a_mistyped_word_is_answered_with_the_near_one(capsys):
+    assert "did you mean 'optimize'?" in refused(capsys, "optimise")
+    assert "did you mean 'matmul'?" in refused(capsys, "show", "matmull", "1", "1", "1")
+    assert "did you mean" not in refused(capsys, "xyz")
+
+
+@pytest.mark.parametrize("job", sorted(cli.JOBS))
+def test_help_has_examples_that_are_understood(capsys, job):
+    with pytest.raises(SystemExit):
+        cli.main([job, "--help"])
+    examples = [
+        line.strip().partition("   ")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(f"  looptune {job} ") or line == f"  looptune {job}"
+    ]
+    assert len(examples) >= 2
+    for line in examples:
+        cli.parser().parse_args(shlex.split(line)[1:])
+
+
+def test_help_tells_defaults_letters_and_steps(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["optimize", "conv2d", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    for said in ("random (default: policy)", "of channels (default: 1)", "R height of a filter",
+                 "batchnorm, residual", "whose start takes half a second more"):  # fmt: skip
+        assert said in out
+
+
+@pytest.mark.parametrize(("spread", "said"), [(0.02, "± 2 % ("), (0.2, "± 20 %, noisy (")])
+def test_a_rate_has_its_spread(spread, said):
+    kernel = compile(matmul(8, 20, 4), Schedule(matmul(8, 20, 4).nests[0]))
+    samples = Samples((1 - spread, 1 - spread, 1.0, 1 + 1e-9, 1 + 1e-9))
+    text = cli.rates(bench.Comparison(kernel, {"kernel": samples}, 1e9), 2.5)
+    assert said in text
+    assert text.endswith("2.50x NumPy")
+
+
+def test_what_computes_nothing_has_no_rate_and_no_ratio(capsys):
+    _, out, _ = run(capsys, "optimize", "matmul", "4", "4", "0", "--database", "none")
+    assert "no operations: nothing to compare" in out
+    assert "NumPy" not in out
+    _, out, _ = run(capsys, "optimize", *"matmul 4 4 0 --database none --json".split())
+    assert json.loads(out)["vs_numpy"] is None
+
+
+def test_doctor_shows_where_things_are(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOOPTUNE_CACHE_DIR", str(tmp_path))
+    _, out, _ = run(capsys, "doctor", "--json")
+    result = json.loads(out)
+    assert result["database"] == f"{tmp_path}/looptune.sqlite3 (made by the first record)"
+    assert set(result["extras"]) <= set(cli.EXTRAS)
+    assert "c_compiler" in result
+    _, out, _ = run(capsys, "doctor")
+    assert "targets: avx2" in out
+
+
+def test_every_extra_is_looked_for():
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[1] / "setup.cfg")
+    assert set(cli.EXTRAS) == set(config["options.extras_require"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [["split", [0, 6]], ["swap", [1]]], "b": list(range(99)), "c": [], "d": {}},
+     {"rows": [{"x": 1.5, "y": None}, {"x": "[\n1,\n2]"}], "e": (1, 2), "nested": {"f": [[]]}}],
+)  # fmt: skip
+def test_readable_json_is_the_same_json(value):
+    assert json.loads(encoded(value)) == json.loads(json.dumps(value))
+
+
+def test_short_lists_are_on_one_line():
+    text = encoded({"actions": [["split", [0, 6]], ["swap", [1]]], "rows": [{"x": 1}]})
+    assert text.splitlines() == [
+        "{", ' "actions": [["split", [0, 6]], ["swap", [1]]],', ' "rows": [', "  {", '   "x": 1',
+        "  }", " ]", "}",
+    ]  # fmt: skip
