@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from looptune.errors import (
         ArgumentError,
         ArgumentTypeError,
+        CheckpointError,
+        DatabaseError,
         ExecutableMemoryError,
         LooptuneError,
         LoweringError,
+        MeasurementError,
         NestError,
+        ReferenceMemoryError,
         ScheduleError,
         SpecError,
         UnsupportedError,
@@ -45,8 +49,9 @@ _HOMES = {
     for module, names in {
         "api": "clear_cache conv2d einsum matmul",
         "choose": "Budget",
-        "errors": "ArgumentError ArgumentTypeError ExecutableMemoryError LooptuneError "
-        "LoweringError NestError ScheduleError SpecError UnsupportedError UnsupportedHostError "
+        "errors": "ArgumentError ArgumentTypeError CheckpointError DatabaseError "
+        "ExecutableMemoryError LooptuneError LoweringError MeasurementError NestError "
+        "ReferenceMemoryError ScheduleError SpecError UnsupportedError UnsupportedHostError "
         "VerificationError",
         "ir": "Axis Dim Nest Operand Plan Tensor",
         "runtime.kernel": "Kernel",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from looptune.dtypes import ARGUMENTS, numpy_dtype
-from looptune.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from looptune.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedError
 from looptune.host import thread_count
 from looptune.ir import Plan
 from looptune.runtime.call import as_array, is_tensor, like, meets_itself
@@ -174,16 +174,24 @@ def einsum(spec: str, *operands: object, out: object = None, threads: int | None
     """`numpy.einsum(spec, *operands)` for string specs, by a generated kernel.
 
     Operands are NumPy arrays and scalars, buffers or CPU tensors of float32, float64, float16,
-    bfloat16 or int8; of two types they are converted to the one that NumPy promotes them to. The
-    result is of that type, of int8 int32, and the first operand's kind of array; or it is `out`,
-    an array or tensor of its shape and of a type that NumPy casts the result's to ("same_kind"),
-    which may overlap the operands.
+    bfloat16 or int8. Operands of different types are copied to the one that `numpy.result_type`
+    names before the kernel sees them (float16 with float32 computes in float32, int8 with float32
+    in float32, float32 with float64 in float64); of two without one, as bfloat16 and float16, one
+    is to be converted by you. The result is of that type, of int8 int32, and the first operand's
+    kind of array; or it is `out`, an array or tensor of its shape and of a type that NumPy casts
+    the result's to ("same_kind"), which may overlap the operands.
 
-    Raises `SpecError` for a bad spec or operands that do not fit it, `UnsupportedError` for other
-    dtypes and for sums of products of int32, `ArgumentTypeError` for what shares no memory and for
-    an `out` of a wrong kind or type, `ArgumentError` for one of a wrong shape or that is read-only,
-    and for `threads` under 1.
+    NumPy's other form, `einsum(a, [0, 1], b, [1, 2])`, is not supported. Raises `SpecError` for it,
+    for a bad spec and for operands that do not fit it, `UnsupportedError` for other dtypes and for
+    sums of products of int32, `ArgumentTypeError` for what shares no memory, for tensors that
+    require a gradient and for an `out` of a wrong kind or type, `ArgumentError` for one of a wrong
+    shape or that is read-only, and for `threads` under 1.
     """
+    if not isinstance(spec, str) and operands and isinstance(operands[0], list | tuple):
+        raise SpecError(
+            f"einsum begins with a {type(spec).__name__} and a list: subscripts behind each operand "
+            "are not supported; a spec such as 'mk,kn->mn' in front would do"
+        )
     if not operands:
         raise ArgumentTypeError("einsum needs at least one operand")
     arrays = common_arrays(operands)
@@ -209,8 +217,9 @@ def matmul(a: object, b: object, *, out: object = None, threads: int | None = No
     """`numpy.matmul(a, b)`: matrix products, vectors, and broadcast stacks of matrices.
 
     Of (..., m, k) and (..., k, n) the result is (..., m, n), leading dimensions broadcast; a vector
-    on either side has no m or n. Operands, dtypes, `out` and errors are those of `einsum`; columns
-    of `a` that are not the rows of `b`, and operands without a dimension, are an `ArgumentError`.
+    on either side has no m or n. Operands, dtypes (of two the promoted one), `out` and
+    errors are those of `einsum`; columns of `a` that are not the rows of `b`, and operands without
+    a dimension, are an `ArgumentError`.
     """
     left, right = common_arrays((a, b))
     if left.ndim == 0 or right.ndim == 0:

@@ -15,6 +15,7 @@ LooptuneError
 ├── DatabaseError      the database's file, or a line to import, is no use
 ├── MeasurementError   a time that cannot be, or a worker that died
 ├── CheckpointError    a policy's file that is no use
+├── ReferenceMemoryError    too large to be verified here (also a MemoryError)
 └── VerificationError  a kernel's result differs from the reference
 """
 
@@ -73,6 +74,10 @@ class DatabaseError(LooptuneError):
 
 class MeasurementError(LooptuneError):
     """A measurement that failed: a time under the roofline's, a worker that died or hung."""
+
+
+class ReferenceMemoryError(LooptuneError, MemoryError):
+    """No memory for the operands and references of a verification; says how much it takes."""
 
 
 class VerificationError(LooptuneError):

@@ -207,7 +207,8 @@ def compare(
     cache: Literal["hot", "cold"] = "hot",
     seed: int = 0,
 ) -> dict[str, Posterior]:
-    """How kernels of one plan compare with the first of them, timed in turns.
+    """How kernels of one plan compare with the first of them, timed in turns: a posterior for each
+    of the others, by name; the first, the baseline, has none.
 
     Samples are paired by rounds, because what disturbs one disturbs its neighbour, too. With
     `cache="cold"` calls rotate through so many operands that none is found in cache. Raises
@@ -290,7 +291,8 @@ def kernel_sampler(kernel: Kernel, arrays: Mapping[str, np.ndarray]) -> Sampler:
 
 
 def measure(kernel: Kernel, *, seconds: float = 0.2, seed: int = 0) -> Samples:
-    """Seconds a call of the kernel alone, on random operands that stay in cache if they fit."""
+    """Seconds a call of the kernel alone, on random operands, the same in every call, that stay in
+    cache if they fit. It takes some `seconds` in all."""
     arrays = random_arrays(kernel.plan, seed)
     found = interleave({"kernel": kernel_sampler(kernel, arrays)}, seconds=seconds)
     return found["kernel"]

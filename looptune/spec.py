@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from looptune.errors import ArgumentTypeError, SpecError
 from looptune.ir import Nest, Plan, plan_of
-from looptune.runtime.call import as_array, is_tensor
+from looptune.runtime.call import as_array, detached, is_tensor
 from looptune.workloads import einsum
 from looptune.workloads.einsum import check_dtype, whole_numbers
 
@@ -89,7 +89,7 @@ def plan_of_text(
         return einsum(spec, *map(shape_of, shapes), dtype=known)
     if not all(arrays):
         raise SpecError("shapes mixes example arrays and tuples; give one kind")
-    examples = [as_array(array, number) for number, array in enumerate(shapes)]
+    examples = [as_array(detached(array), number) for number, array in enumerate(shapes)]
     found = {example.dtype.name for example in examples}
     if len(found) > 1 or (dtype is not None and check_dtype(dtype) not in found):
         wanted = "" if dtype is None else f" and dtype={dtype!r}"

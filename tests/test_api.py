@@ -391,3 +391,9 @@ def test_what_compile_raises(
     settings = {"nest": nest, "schedule": Schedule(nest), "target": "avx2", **call}
     with pytest.raises(error, match=said):
         looptune.compile(**settings)
+
+
+def test_lists_of_subscripts_are_refused_by_name() -> None:
+    a, b = randoms((2, 3), (3, 4))
+    with pytest.raises(SpecError, match=r"begins with a ndarray and a list: .* not supported"):
+        looptune.einsum(a, [0, 1], b, [1, 2])  # type: ignore[arg-type]

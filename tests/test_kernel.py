@@ -17,6 +17,7 @@ import pytest
 from builders import nest_of
 from harness import needs_host
 
+import looptune
 from looptune.build import build
 from looptune.default import default_schedule
 from looptune.errors import (
@@ -34,7 +35,7 @@ from looptune.runtime import call
 from looptune.runtime.kernel import Kernel
 from looptune.schedule import Schedule, pack, parallel, parse_order
 from looptune.target import TARGETS
-from looptune.workloads import conv2d
+from looptune.workloads import conv2d, matmul
 
 pytestmark = needs_host
 PATHS = ["ctypes"] if call.extension is None else ["ctypes", "native"]
@@ -205,9 +206,34 @@ def test_buffers_and_scalars_are_operands(path):
 def test_torch_tensors_in_torch_tensors_out(path):
     torch = pytest.importorskip("torch")
     a, b = (torch.from_numpy(x) for x in randoms((4, 5), (5, 6)))
-    result = matmul_kernel(4, 6, 5, path)(a.requires_grad_(), b)
+    result = matmul_kernel(4, 6, 5, path)(a, b)
     assert isinstance(result, torch.Tensor)
-    torch.testing.assert_close(result, (a @ b).detach())
+    torch.testing.assert_close(result, a @ b)
+
+
+def test_gradients_are_not_lost_in_silence(path):
+    torch = pytest.importorskip("torch")
+    kernel = matmul_kernel(4, 6, 5, path)
+    a, b = (torch.from_numpy(x) for x in randoms((4, 5), (5, 6)))
+    b.requires_grad_()
+    with pytest.raises(ArgumentTypeError, match=r"operand 1 requires a gradient.*detach"):
+        kernel(a, b)
+    with pytest.raises(ArgumentTypeError, match="operand 1 requires a gradient"):
+        looptune.matmul(a, b)
+    with pytest.raises(ArgumentTypeError, match="operand 1 requires a gradient"):
+        kernel.prepack(b)
+    wanted = a @ b.detach()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            torch.testing.assert_close(kernel(a, b), wanted)
+            torch.testing.assert_close(looptune.matmul(a, b), wanted)
+    assert looptune.optimize("mk,kn->mn", shapes=[a, b], database=None).plan.nests  # an example
+
+
+def test_kernels_of_nests_are_named_by_what_they_compute():
+    (nest,) = matmul(4, 6, 5).nests
+    kernel = looptune.compile(nest, Schedule(nest), target="avx2", verify=False)
+    assert repr(kernel) == "<Kernel out[m, n] += a[m, k] * b[k, n] for avx2 from schedule>"
 
 
 def test_one_kernel_from_many_threads(path):

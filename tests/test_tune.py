@@ -8,7 +8,7 @@ from builders import nest_of
 from harness import needs_host
 
 import looptune
-from looptune import workloads
+from looptune import oracle, workloads
 from looptune.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -133,3 +133,16 @@ def test_accumulating_plans_verify():
     out = np.ones((9, 17), np.float32)
     kernel(np.ones((9, 5), np.float32), np.ones((5, 17), np.float32), out=out)
     assert (out == 6).all()
+
+
+def test_what_is_too_large_to_verify_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("Unable to allocate 37.3 GiB")
+
+    monkeypatch.setattr(oracle, "random_arrays", refuse)
+    with pytest.raises(MemoryError, match=r"some 149\.1 GiB.*Unable.*verify=False") as refused:
+        looptune.optimize(workloads.matmul(100_000, 100_000, 64), strategy="default", database=None)
+    assert isinstance(refused.value, looptune.ReferenceMemoryError)
+    looptune.optimize(
+        workloads.matmul(100_000, 100_000, 64), strategy="default", database=None, verify=False
+    )

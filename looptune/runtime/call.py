@@ -102,7 +102,7 @@ def as_array(operand: Any, position: int) -> np.ndarray:
     """An operand as a NumPy array on the same memory.
 
     Takes NumPy arrays and scalars, buffers, and CPU tensors by DLPack. Raises
-    `ArgumentTypeError` for anything else.
+    `ArgumentTypeError` for anything else, and for a tensor whose gradient would be lost.
     """
     if isinstance(operand, np.ndarray):
         if is_masked(operand):
@@ -112,6 +112,11 @@ def as_array(operand: Any, position: int) -> np.ndarray:
                 "would do"
             )
         return operand
+    if is_tensor(operand) and wants_gradient(operand):
+        raise ArgumentTypeError(
+            f"{operand_name(position)} requires a gradient, and looptune computes none: "
+            "operand.detach(), or a call under torch.no_grad(), would do"
+        )
     if getattr(operand, "is_neg", bool)():  # torch's lazy minus sign, which DLPack drops
         if position < 0:
             raise ArgumentTypeError("out is a negated view; out.resolve_neg() would do")
@@ -128,11 +133,21 @@ def as_array(operand: Any, position: int) -> np.ndarray:
             return np.asarray(operand)
         return np.asarray(memoryview(operand))
     except (TypeError, BufferError, RuntimeError, ValueError) as reason:
-        name = f"operand {position}" if position >= 0 else "out"
         raise ArgumentTypeError(
-            f"{name} is a {type(operand).__name__} that shares no CPU memory "
+            f"{operand_name(position)} is a {type(operand).__name__} that shares no CPU memory "
             f"({reason}); a NumPy array, a buffer or a CPU tensor would do"
         ) from reason
+
+
+def operand_name(position: int) -> str:
+    """An operand in words; out is at -1."""
+    return f"operand {position}" if position >= 0 else "out"
+
+
+def wants_gradient(tensor: Any) -> bool:
+    """Whether torch would differentiate what is computed from a tensor."""
+    enabled: bool = sys.modules["torch"].is_grad_enabled()
+    return enabled and bool(tensor.requires_grad)
 
 
 def detached(operand: Any) -> Any:

@@ -76,8 +76,9 @@ class Kernel(Base):  # type: ignore[misc]
     """`kernel(*inputs, out=None)` computes the plan; safe to share between threads.
 
     Inputs come in the plan's order, with the dtype, shape and strides it was made for: NumPy
-    arrays, buffers, or CPU tensors by DLPack. The result is of the first input's kind. An `out`
-    must not share memory with an input, and is required where the plan accumulates into it.
+    arrays, buffers, or CPU tensors by DLPack; one that requires a gradient is refused unless torch
+    keeps none. The result is of the first input's kind. An `out` must not share memory with an
+    input, and is required where the plan accumulates into it.
 
     Raises `ArgumentTypeError` and `ArgumentError`, which say what was found and needed, and
     `UnsupportedHostError` on a machine without the kernel's instructions.
@@ -184,7 +185,7 @@ class Kernel(Base):  # type: ignore[misc]
 
     @property
     def loop_tree(self) -> str:
-        """Every nest's loops, as text."""
+        """Every nest's loops, outermost first, as text: extents, steps, packs, what is computed."""
         return "\n\n".join(str(schedule) for schedule in self.schedules)
 
     @property
@@ -199,18 +200,22 @@ class Kernel(Base):  # type: ignore[misc]
 
     @property
     def asm(self) -> str:
-        """Disassembly of all stages."""
+        """Disassembly of the machine code as it runs, copies of operands included, as text."""
         from looptune.backends import disassemble
 
         return "\n\n".join(disassemble(stage.code) for stage in self.stages)
 
     @property
     def flops(self) -> int:
-        """Operations of one call."""
+        """Arithmetic operations of one call; a multiply-add counts as 2."""
         return self.plan.flops
 
     def measure(self, *, seconds: float = 0.2) -> Samples:
-        """Seconds a call, kernel alone."""
+        """Seconds a call of the kernel alone, on its threads, for some `seconds` in all.
+
+        The operands are random and always the same, so they are hot: in cache, if they fit. For
+        cold ones see `looptune.measure.compare`.
+        """
         from looptune.measure import measure
 
         return measure(self, seconds=seconds)
@@ -225,7 +230,9 @@ class Kernel(Base):  # type: ignore[misc]
         return self.loop_tree
 
     def __repr__(self) -> str:
-        spec = self.plan.spec or f"{len(self.plan.nests)} nests"
+        nests = self.plan.nests
+        what = str(nests[0]).partition("  [")[0] if len(nests) == 1 else f"{len(nests)} nests"
+        spec = self.plan.spec or what
         return f"<Kernel {spec} for {self.target.name} from {self.origin}>"
 
     def __reduce__(self) -> tuple[object, ...]:
