@@ -189,7 +189,7 @@ def einsum(spec: str, *operands: object, out: object = None, threads: int | None
     """
     if not isinstance(spec, str) and operands and isinstance(operands[0], list | tuple):
         raise SpecError(
-            f"einsum begins with a {type(spec).__name__} and a list: subscripts behind each operand "
+            f"einsum begins with a {type(spec).__name__} and a list: subscripts behind operands "
             "are not supported; a spec such as 'mk,kn->mn' in front would do"
         )
     if not operands:
