@@ -136,7 +136,10 @@ def target_from_json(value: object) -> Target:
     if not isinstance(value, Mapping) or set(value) != set(known):
         raise wrong(f"target with the fields {sorted(known)}", value)
     found = {each.name: target_field(each.name, known, value) for each in fields(Target)}
-    return Target(**found)
+    try:
+        return Target(**found)
+    except ValueError as reason:  # an ArgumentError is one
+        raise SerialError(f"a target: {reason}") from reason
 
 
 def target_field(name: str, known: Mapping[str, Any], value: Mapping[str, Any]) -> Any:

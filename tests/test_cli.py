@@ -415,7 +415,8 @@ def test_lists_are_read_alike():
     assert parse(["bench", "--against", "numpy,,torch"]).against == ("numpy", "torch")
     assert parse(["train", "here", "--stages", "clone,"]).stages == ("clone",)
     assert parse(["eval", "--sets", "matmul"]).sets == ("matmul",)
-    assert parse(["eval"]).budgets == (0.1,)
+    assert parse(["eval"]).budgets is None  # which tells `--model` that none were asked for
+    assert parse(["eval", "--budgets", "0.1,1"]).budgets == (0.1, 1.0)
 
 
 @pytest.mark.parametrize("job", ["optimize matmul 1 1 1", "show matmul 1 1 1", "bench", "peak",

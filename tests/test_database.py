@@ -169,7 +169,7 @@ def line(**changes: object) -> str:
         (line(actions=[["split", {"at": 0}]]), r"is no \[name, arguments\]"),
         (line(actions=[["split", [0, 2**40]]]), "too large for an argument"),
         (line(actions=[["split", [0, 1.5]]]), "1.5 is no argument"),
-        (line(actions=[["split", [0, [1, [2]]]]]), "is no list of numbers"),
+        (line(actions=[["split", [0, [1, [2]]]]]), r"\[2\] is no argument"),
         (line(actions=0).replace("0,", "[" * 30_000 + "]" * 30_000 + ","), "line 1: Recursion"),
         (line(target="avx\ud800"), "target is 'avx.ud800'"),
         (line(mean=800), "mean is 800; at most 64"),
